@@ -9,12 +9,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.util.types import Scalar
+
+
+class Exponents(Protocol):
+    """The numbers of a `Parametrization` that a factor is raised to; any may be traced."""
+
+    @property
+    def width_power(self) -> Scalar: ...  # noqa: D102
+    @property
+    def alpha(self) -> Scalar: ...  # noqa: D102
+    @property
+    def gamma0_width_exponent(self) -> Scalar: ...  # noqa: D102
+    @property
+    def branch_multiplier(self) -> Scalar: ...  # noqa: D102
+
 
 # A number; or those of equal blocks of a parameter, in nested tuples with as many axes: queries, keys and values of a
 # fused matrix have ((x, 1.0, 1.0),), at any width.
@@ -51,7 +64,7 @@ class Factor:
         """Whether it is the same number under every rule."""
         return dataclasses.replace(self, constant=1.0).is_one
 
-    def under(self, rule: Parametrization, shape: tuple[int, ...] = ()) -> Any:
+    def under(self, rule: Exponents, shape: tuple[int, ...] = ()) -> Any:
         """The number under a rule, or an array that broadcasts against ``shape``; traced if the rule's fields are."""
         powers = (
             (self.constant, 1.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,15 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from depthmup_flax.search.ladder.ladder import Ladder
-
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
 _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
 
-def pictures_of(ladder: Ladder) -> dict[str, bytes]:
-    """``ladder.png`` and ``ladder.svg``; nothing without matplotlib."""
+def pictures_of(ladder: Any) -> dict[str, bytes]:
+    """``ladder.png`` and ``ladder.svg`` of a `ladder.Ladder`; nothing without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return {}
     import matplotlib
@@ -32,7 +30,7 @@ def pictures_of(ladder: Ladder) -> dict[str, bytes]:
         return style.pictures(draw(ladder), "ladder")
 
 
-def draw(ladder: Ladder) -> Figure:
+def draw(ladder: Any) -> Figure:
     """Left the rates, right what the next steps bring, if there are any."""
     from depthmup_flax.report import style
 
@@ -48,7 +46,7 @@ def position(size: Size) -> float:
     return float(np.log2(size.width**2 * size.depth))
 
 
-def _draw_rates(ladder: Ladder, axes: Axes) -> None:
+def _draw_rates(ladder: Any, axes: Axes) -> None:
     from depthmup_flax.report import style
 
     places = [position(one.search.size) for one in ladder.searched]
@@ -72,7 +70,7 @@ def _draw_rates(ladder: Ladder, axes: Axes) -> None:
     )
 
 
-def _draw_band(ladder: Ladder, axes: Axes) -> None:
+def _draw_band(ladder: Any, axes: Axes) -> None:
     """From the smallest size straight to the target, by the law."""
     law, searches = known_laws()[ladder.rule], [one.search for one in ladder.searched]
     first, last = searches[0].size, ladder.target
@@ -93,7 +91,7 @@ def _draw_band(ladder: Ladder, axes: Axes) -> None:
     )
 
 
-def _draw_steps(ladder: Ladder, axes: Axes) -> None:
+def _draw_steps(ladder: Any, axes: Axes) -> None:
     from depthmup_flax.report import style
 
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
