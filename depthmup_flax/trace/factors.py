@@ -214,7 +214,7 @@ def _of_a_sum_of_entries(reader: _Reader, i: int, node: Node, reads: Sequence[in
 def _of_a_transform(reader: _Reader, i: int, node: Node, reads: Sequence[int]) -> Terms | None:
     """A Fourier transform is sqrt(n) times a rotation; its inverse is divided by n."""
     size = math.prod(node.params["fft_lengths"])
-    is_inverse = "I" in str(node.params["fft_type"])
+    is_inverse = node.params["fft_type"].name.startswith("I")  # FFT, IFFT, RFFT or IRFFT
     return scaled(reader.terms[reads[0]], size**-0.5 if is_inverse else size**0.5)
 
 

@@ -140,6 +140,21 @@ def test_a_sum_in_front_of_a_nonlinearity_alone_is_no_residual_sum():
     assert not facts.branches
 
 
+@pytest.mark.parametrize(
+    ("transform", "factor"),
+    [
+        (lambda y: jnp.fft.fft(y).real, 8**0.5),
+        (lambda y: jnp.fft.ifft(y).real, 8**-0.5),
+        (lambda y: jnp.fft.irfft(jnp.fft.rfft(y)), 1.0),
+        (lambda y: jnp.fft.fft(y, norm="ortho").real, 1.0),
+    ],
+)
+def test_a_fourier_transform_is_a_rotation_times_the_root_of_its_length_and_its_inverse_over_it(transform, factor):
+    facts = facts_of(lambda p, x: x + transform(jnp.tanh(x) @ p["w"]))
+    (branch,) = facts.branches
+    assert list(branch.factors["w"]) == [pytest.approx(factor)]
+
+
 def test_unknown_numbers_cancel_or_are_unknown():
     def function(p, x, divisor):
         rate = jnp.linspace(0.1, 0.9, 20)[jnp.arange(3)[1]]  # a number that is not read
