@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.rule.factor import Factor
 
 WIDTH, BATCH, STEPS, SEEDS = 32, 8, 3, 6
 # (layers, uses of each); the first is the base model.
@@ -84,7 +85,10 @@ def test_neither_the_branches_nor_the_changes_depend_on_uses_or_layers(over, opt
 def _as_layers(leaf, alpha):
     """The rule for as many layers with weights of their own."""
     r = leaf.depth_ratio * leaf.uses
-    return dataclasses.replace(leaf, depth_ratio=r, uses=1.0, summed=1.0, carried=r**-alpha if leaf.in_branch else 1.0)
+    return dataclasses.replace(
+    carried = Factor(constant=r**-alpha if leaf.in_branch else 1.0)
+    return dataclasses.replace(leaf, depth_ratio=r, uses=1.0, summed=1.0, carried=carried)
+    )
 
 
 # Another count -> the exponent that it gives, of the branches (0) or of the changes (1).

@@ -62,9 +62,18 @@ def runs_of_search(searched: Sweep, proxy: ConfigDict, steps: int) -> list[Run]:
     if not all(LEARNING_RATE in record.point for record in records):
         return []
     (grid, _), *_ = Counter(map(others, records)).most_common(1)  # further points of a search have other values
-    chosen = [record for record in records if others(record) == grid]
+    chosen = _with_equal_rates([record for record in records if others(record) == grid])
     moved = proxy.optimizer.learning_rate / best_choice(chosen, LEARNING_RATE, objective).values[LEARNING_RATE]
     return [run_of(record, proxy, steps, objective, moved) for record in chosen]
+
+
+def _with_equal_rates(records: Sequence[Record]) -> list[Record]:
+    """Those of the seeds that have the most rates: fresh seeds judge single rates, which are no curve."""
+    rates: dict[int, set[float]] = {}
+    for record in records:
+        rates.setdefault(record.seed, set()).add(record.point[LEARNING_RATE])
+    most = max(map(len, rates.values()))
+    return [record for record in records if len(rates[record.seed]) == most]
 
 
 def run_of(record: Record, config: ConfigDict, steps: int, objective: str, moved: float = 1.0) -> Run:
