@@ -85,10 +85,8 @@ def test_neither_the_branches_nor_the_changes_depend_on_uses_or_layers(over, opt
 def _as_layers(leaf, alpha):
     """The rule for as many layers with weights of their own."""
     r = leaf.depth_ratio * leaf.uses
-    return dataclasses.replace(
     carried = Factor(constant=r**-alpha if leaf.in_branch else 1.0)
     return dataclasses.replace(leaf, depth_ratio=r, uses=1.0, summed=1.0, carried=carried)
-    )
 
 
 # Another count -> the exponent that it gives, of the branches (0) or of the changes (1).
