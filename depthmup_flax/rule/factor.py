@@ -59,11 +59,6 @@ class Factor:
         """Whether it is 1 under every rule."""
         return all(_is_number(value) and value == field.default for field, value in self._items())
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is the same number under every rule."""
-        return dataclasses.replace(self, constant=1.0).is_one
-
     def under(self, rule: Exponents, shape: tuple[int, ...] = ()) -> Any:
         """The number under a rule, or an array that broadcasts against ``shape``; traced if the rule's fields are."""
         powers = (
