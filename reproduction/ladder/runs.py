@@ -1,18 +1,18 @@
-"""Ten registered targets: `predict` climbs their ladders and writes predictions.json, `check` trains the targets.
+"""Ten registered targets: `predict` climbs their ladders and writes predictions, `check` trains the targets.
 
-    python -m reproduction.ladder.runs predict [NAME ...]
-    python -m reproduction.ladder.runs check [NAME ...]
+    python -m reproduction.ladder.runs predict [--budget=1] [NAME ...]
+    python -m reproduction.ladder.runs check [--budget=1] [NAME ...]
 
-Both resume. predictions.json is committed before `check` is run (registration.md). Runs are kept below ./runs/ladder.
+Both resume. Predictions are committed before `check` is run (registration.md). Runs are kept below ./runs/ladder.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +35,8 @@ from reproduction.rules.version2.tasks import _ADAM, _DATA, _DECAY, _LLAMA, _OTH
 HERE = pathlib.Path(__file__).parent
 RUNS = pathlib.Path("runs/ladder")
 SEEDS, TRUTH_SEEDS = (0, 1, 2), (10, 11, 12)
-BUDGET, TOLERANCE = 0.25, 0.001
+BUDGETS: Mapping[float, str] = {0.25: "", 1.0: "_one_run"}  # in runs of the target -> the end of its files' names
+TOLERANCE = 0.001
 _OCTAVES = 3  # of the truth's grid, on each side
 _EXTEND = 4
 _FIRST = 10  # steps, whose mean loss is that before learning
@@ -84,7 +85,7 @@ def configs(target: Target, preset: str = "depth_mup") -> tuple[ConfigDict, Conf
     return proxy, large
 
 
-def predict(name: str) -> dict[str, Any]:
+def predict(name: str, budget: float) -> dict[str, Any]:
     """Searches the proxy, climbs, and returns what is registered."""
     target, place = TARGETS[name], RUNS / name
     proxy, large = configs(target)
@@ -93,7 +94,7 @@ def predict(name: str) -> dict[str, Any]:
     proxy.optimizer.learning_rate = best.fields[LEARNING_RATE]
     searched = read_sweep([place])
     runs, chance = runs_of_search(searched, proxy, steps), searched.info.chance
-    options: Any = {"budget": BUDGET, "tolerance": TOLERANCE, "objective": TRAIN, "chance": chance}
+    options: Any = {"budget": budget, "tolerance": TOLERANCE, "objective": TRAIN, "chance": chance}
     found = climb(runs, proxy, large, (steps, steps), place, **options)
     kept = ladder_of_runs(runs, large, steps, initial_loss=chance)
     sizes = [(one.search.size.width, one.search.size.depth) for one in found.searched]
@@ -176,20 +177,26 @@ def check(name: str, predicted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(command: str, *names: str) -> None:
+def main() -> None:
     """Runs a command for targets, by default all, and writes what it found after each."""
-    file = HERE / {"predict": "predictions.json", "check": "results.json"}[command]
+    parser = argparse.ArgumentParser("python -m reproduction.ladder.runs")
+    parser.add_argument("command", choices=("predict", "check"))
+    parser.add_argument("names", nargs="*", choices=[*TARGETS, []], default=[])
+    parser.add_argument("--budget", type=float, choices=tuple(BUDGETS), default=0.25, help="In runs of the target.")
+    args = parser.parse_args()
+    predictions, results = (HERE / f"{name}{BUDGETS[args.budget]}.json" for name in ("predictions", "results"))
+    file = predictions if args.command == "predict" else results
     done = json.loads(file.read_text()) if file.exists() else {}
-    for name in names or TARGETS:
+    for name in args.names or TARGETS:
         if name in done:
             continue
-        if command == "predict":
-            done[name] = predict(name)
+        if args.command == "predict":
+            done[name] = predict(name, args.budget)
         else:
-            done[name] = check(name, json.loads((HERE / "predictions.json").read_text())[name])
+            done[name] = check(name, json.loads(predictions.read_text())[name])
         file.write_text(json.dumps(done, indent=1) + "\n")
         print(name, done[name], flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
