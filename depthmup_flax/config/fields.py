@@ -94,7 +94,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
             # Numbers that a training step of your own reads; a config file or the command line adds them.
             "hyper": {},
             # The examples, and how they are read.
-            "data": dict(DATA_DEFAULTS),
+            "data": {**DATA_DEFAULTS, "ignore_label": placeholder(int)},
             # The optax direction, its learning rate and weight decay.
             "optimizer": {
                 # sgd, momentum, adam, adamw, lion, ... of optax; muon, adamh, muonh; or my_package.optimizers:mine
@@ -234,6 +234,9 @@ def validate(config: ConfigDict) -> None:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
     if config.label_smoothing and config.loss != "cross_entropy":
         raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
+    if config.data.ignore_label is not None and config.loss != "cross_entropy":
+        ignored = config.data.ignore_label
+        raise InputError(f"data.ignore_label is {ignored}: it is of loss='cross_entropy'. Leave it out, as None.")
     if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
         raise InputError(f"train.writers is {config.train.writers!r}: use jsonl, which is needed, tensorboard, wandb.")
     make_parametrization(config)

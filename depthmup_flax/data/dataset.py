@@ -41,6 +41,8 @@ class DataConfig:
     validation_fraction: float = 0.0
     context: int = 64  # text: tokens that a model sees
     tokenizer: str = "char"  # text: char | byte | a tokenizer.json of the library tokenizers
+    # python: integer targets of a cross-entropy that mark no label, such as -100 for padding: in no mean. None: none
+    ignore_label: int | None = None
 
     @property
     def crops_files(self) -> bool:
@@ -214,7 +216,8 @@ def chance_loss(dataset: Dataset) -> float | None:
         chunk = min(size, _CHUNK)
         parts = np.linspace(0, size - 1, min(size, _LABELS) // chunk * chunk).astype(np.int64).reshape(-1, chunk)
         labels = np.concatenate([np.ravel(dataset.labels(dataset.train.read(part))) for part in parts])
-    counts = np.unique(labels, return_counts=True)[1]
+    ignored = getattr(dataset, "ignore_label", None)
+    counts = np.unique(labels if ignored is None else labels[labels != ignored], return_counts=True)[1]
     frequencies = counts / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum() + (len(counts) - 1) / (2 * counts.sum()))
 

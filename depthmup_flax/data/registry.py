@@ -33,7 +33,7 @@ SOURCES: dict[str, DataSource] = {
     "folder": DataSource("folder:<dir>", images.load_folder, "images", ("image_size",), decodes=True),
     "text": DataSource("text:<file>", load_text, "text", ("context", "tokenizer")),
     "tokens": DataSource("tokens:<dir>", load_tokens, "text", ("context",)),
-    "python": DataSource("python:<module>:<function>", load_python, "arrays"),
+    "python": DataSource("python:<module>:<function>", load_python, "arrays", ("ignore_label",)),
 }
 _CHOICES = {"placement": ("auto", "device", "stream")}
 

@@ -6,6 +6,7 @@ A split is arrays in memory, records with random access, or batches by seed. All
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from depthmup_flax.data.dataset import (
     placement,
     spaced,
 )
+from depthmup_flax.data.seen_by_loss import BatchCheck, Labels
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.util.errors import InputError, shown
@@ -73,17 +75,6 @@ class ExampleSpec:
         """One example, as shapes and dtypes."""
         return self.unflatten(self.fields)
 
-    def require_labels(self, batch: Mapping[str, np.ndarray], classes: Mapping[str, int], where: str) -> None:
-        """Raises `InputError` for a label that is none of ``classes``: a cross-entropy would fall without bound."""
-        for name, count in classes.items():
-            wrong = np.argwhere((batch[name] < 0) | (batch[name] >= count))
-            if len(wrong):
-                index = tuple(wrong[0].tolist())
-                raise InputError(
-                    f"{where}{name}{list(index)} is {batch[name][index]}: the network returns {count} outputs, for "
-                    f"labels 0 to {count - 1}. Change the data or the network, or use a loss of your own."
-                )
-
     def unflatten(self, batch: Mapping[str, Any]) -> Any:
         """The user's pair or dict from a flat batch, which may have more fields."""
         return jax.tree.unflatten(self.structure, [batch[name] for name in self.fields])
@@ -96,6 +87,16 @@ class ExampleSpec:
         """Raises `InputError` unless ``given`` has this structure, these shapes and dtypes."""
         if given != self:
             raise InputError(f"{where} has examples {given}: the first training example is {self}. Give all the same.")
+
+
+def _of_batch(where: str, place: int) -> str:
+    """An example of a batch in a sentence."""
+    return f"{where}: example {place}"
+
+
+def _of_split(where: str, start: int, place: int) -> str:
+    """An example of a part of a split in a sentence."""
+    return f"{where}[{start + place}]"
 
 
 def _leaves(tree: Any) -> tuple[dict[str, Any], Any]:
@@ -137,7 +138,7 @@ class RecordSplit(Split):
         if not len(order):
             raise InputError(f"{where} has 0 records: give at least one.")
         self._order = order  # the records that are examples
-        self.classes: dict[str, int] = {}  # see `ExampleSpec.require_labels`
+        self.check: BatchCheck | None = None
         self.spec = self._record(0)[1]
 
     def __len__(self) -> int:
@@ -156,7 +157,8 @@ class RecordSplit(Split):
             self.spec.require(spec, f"{self._where}[{index}]")
             for name, x in arrays.items():
                 batch[name][place] = x
-        self.spec.require_labels(batch, self.classes, self._where)
+        if self.check is not None:
+            self.check(batch, lambda place: f"{self._where}[{self._order[indices][place]}]")
         return batch
 
     def checksum(self) -> str:
@@ -182,7 +184,7 @@ class BatchStream(ArraySplit):
         # By seed: the open iterator, the position of its last batch, and that batch.
         self._readers: dict[int, tuple[Iterator[Any], int, HostBatch]] = {}
         self._lock = threading.Lock()
-        self.classes: dict[str, int] = {}  # see `ExampleSpec.require_labels`
+        self.check: BatchCheck | None = None
         first, self.spec = self._next(self._iterator(0), 0, 0)
         super().__init__(first)
         again, _ = self._next(self._iterator(0), 0, 0)
@@ -208,7 +210,8 @@ class BatchStream(ArraySplit):
                 arrays, spec = self._next(iterator, seed, position)
                 self.spec.require(spec, f"{self._where}({seed})[{position}]")
                 self.require_size(len(next(iter(arrays.values()))))
-                self.spec.require_labels(arrays, self.classes, f"{self._where}({seed})[{position}]")
+                if self.check is not None:
+                    self.check(arrays, functools.partial(_of_batch, f"{self._where}({seed})[{position}]"))
             self._readers[seed] = iterator, position, arrays  # the last used one; after an error it is gone
             if len(self._readers) > _MOST_READERS:
                 del self._readers[next(iter(self._readers))]
@@ -235,7 +238,8 @@ class UserDataset(Dataset):
     user_prepare: UserPrepare
     inputs: Any = None  # tree of shapes and dtypes, of one example; None unless `user_prepare` gives inputs and targets
     targets: Any = None  # likewise
-    lowest_target: int = 0  # of the integers from which `num_classes` is known
+    ignore_label: int | None = None  # ``data.ignore_label``
+    checks: Mapping[str, BatchCheck] = dataclasses.field(default_factory=dict)  # of "train" and "test"
 
     unit: ClassVar[str] = "examples"
 
@@ -260,25 +264,30 @@ class UserDataset(Dataset):
         with calling(f"prepare of {self.name}", key, examples):
             return self.user_prepare(key, examples)
 
-    def require_labels(self, classes: int) -> None:
-        """Raises `InputError` for a target, or token, that is none of ``classes``.
+    def require_labels(self, classes: int, *, tokens: bool = False) -> None:
+        """Raises `InputError` for a target for which a cross-entropy of ``classes`` outputs is not bounded.
 
-        Examples that are not in memory are compared when they are read, if `prepare` passes targets on as they are.
+        ``tokens``: the inputs must be such classes, too. Examples that are not in memory are looked at when read.
         """
-        for split, name in ((self.train, "train"), (self.test, "test")):
-            if isinstance(split, (RecordSplit, BatchStream)):
-                # The array of a batch that `prepare` gives as targets without a change, if there is one.
-                batch = self.abstract_batch
-                jaxpr = jax.make_jaxpr(lambda batch: self.prepare("none", None, batch)[1])(batch).jaxpr
-                fields = zip(sorted(batch), jaxpr.invars, strict=True)
-                split.classes = {field: classes for field, x in fields if jaxpr.outvars == [x]}
-            elif len(split) and (self.lowest_target < 0 or self.num_classes > classes):
-                inputs, targets = self.prepare("none", None, split.arrays())
-                parts = (
-                    {" inputs": inputs, " targets": targets} if self.input_kind == "tokens" else {" targets": targets}
-                )
-                of_all = {part: np.asarray(x) for part, x in parts.items()}
-                self.spec.require_labels(of_all, dict.fromkeys(of_all, classes), f"data.name is {self.name!r}: {name}")
+        labels = Labels(classes, self.ignore_label, tokens)
+        for name, check in self.checks.items():
+            if check.labels != labels:
+                self._look(name, functools.partial(check.require_labels, labels=labels))
+                check.labels = labels
+
+    def require_finite(self) -> None:
+        """Raises `InputError` for numbers in memory that are not finite after ``prepare``; others when read."""
+        for name, check in self.checks.items():
+            self._look(name, check)
+
+    def _look(self, name: str, check: Callable[..., None]) -> None:
+        """A check of the examples of a split that are in memory."""
+        split = getattr(self, name)
+        if type(split) is ArraySplit:
+            for start in range(0, len(split), _CHUNK):
+                batch = split.read(np.arange(start, min(start + _CHUNK, len(split))))
+                locate = functools.partial(_of_split, f"data.name is {self.name!r}: {name}", start)
+                check(batch, locate=locate)
 
     @property
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -346,15 +355,17 @@ def load_python(path: str, config: DataConfig) -> UserDataset:
     in_memory = type(train_held) is ArraySplit  # and no stream
     place = placement(config, sum(x.nbytes for x in train_held.fields.values())) if in_memory else "stream"
     dataset = UserDataset(config.name, train_held, test_held, 0, place, spec, prepare or pair_or_batch, given=given)
+    dataset = dataclasses.replace(dataset, ignore_label=config.ignore_label)
     inputs, targets = _prepared_specs(dataset, jax.eval_shape(lambda: jax.random.key(0)))
     if len(test_held):
         _prepared_specs(dataset, None)
     dataset = dataclasses.replace(dataset, inputs=inputs, targets=targets)
-    lowest, highest, trained = _target_range(dataset)
+    dataset = _checked(dataset)
+    highest, trained = _target_range(dataset)
     if trained and (absent := sorted(set(range(highest + 1)) - trained)):
         examples = f"{len(absent)} of {highest + 1} classes have no training example, such as {absent[0]}"
-        log.warning("%s: %s. A mark for no class, such as 255, counts as one.", where, examples)
-    return dataclasses.replace(dataset, num_classes=1 + highest, lowest_target=lowest)
+        log.warning("%s: %s. Is it a mark for no label? Then say so: data.ignore_label.", where, examples)
+    return dataclasses.replace(dataset, num_classes=1 + highest)
 
 
 def _split(given: Any, where: str, like: ExampleSpec | None = None) -> tuple[Any, ExampleSpec]:
@@ -393,10 +404,26 @@ def _prepared_specs(dataset: UserDataset, key: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _target_range(dataset: UserDataset) -> tuple[int, int, set[int]]:
-    """The lowest and the largest target, or token, in memory; and of one target an example, those of training.
+def _checked(dataset: UserDataset) -> UserDataset:
+    """``dataset``, whose batches are looked at: those in memory now, others when they are read."""
+    own = dataset.user_prepare is not pair_or_batch
+    keys = {"train": jax.random.key(0), "test": None}  # training targets may be drawn, such as masked tokens
+    checks = {
+        name: BatchCheck(functools.partial(dataset.prepare, "none", key), compiled=own) for name, key in keys.items()
+    }
+    for name, check in checks.items():
+        split = getattr(dataset, name)
+        if isinstance(split, (RecordSplit, BatchStream)):
+            split.check = check
+    dataset = dataclasses.replace(dataset, checks=checks)
+    dataset.require_finite()
+    return dataset
 
-    (0, -1) for other targets than integers, or if the examples are read in training.
+
+def _target_range(dataset: UserDataset) -> tuple[int, set[int]]:
+    """The largest target, or token, in memory; and of one target an example, those of training.
+
+    -1 for other targets than integers, or if the examples are read in training.
     """
     found: list[int] = []
     trained: set[int] = set()
@@ -404,9 +431,10 @@ def _target_range(dataset: UserDataset) -> tuple[int, int, set[int]]:
         if dataset.has_integer_targets and type(split) is ArraySplit:
             for start in range(0, len(split), _CHUNK):
                 batch = {name: x[start : start + _CHUNK] for name, x in split.fields.items()}
-                inputs, targets = dataset.prepare("none", None, batch)
-                for x in (inputs, targets) if dataset.input_kind == "tokens" else (targets,):
-                    found += int(x.min()), int(x.max())
+                inputs, targets = map(np.asarray, dataset.prepare("none", None, batch))
+                labels = targets[targets != dataset.ignore_label] if dataset.ignore_label is not None else targets
+                for x in (inputs, labels) if dataset.input_kind == "tokens" else (labels,):
+                    found.append(int(x.max(initial=-1)))
                 if split is dataset.train and targets.ndim == 1:
-                    trained |= set(np.unique(targets).tolist())
-    return min(found, default=0), max(found, default=-1), trained
+                    trained |= set(np.unique(labels).tolist())
+    return max(found, default=-1), trained

@@ -30,6 +30,7 @@ LATER = {
     "train.ema_decay": 0.0,
     "train.record_course": False,
     "label_smoothing": 0.0,
+    "data.ignore_label": None,
 }
 
 

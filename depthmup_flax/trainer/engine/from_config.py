@@ -152,7 +152,7 @@ def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> 
         reads = MODELS[config.model.name].input_kind
         _require_kind(config, dataset.input_kind == reads and bool(dataset.num_classes))
         if isinstance(dataset, UserDataset):
-            dataset.require_labels(dataset.num_classes)
+            dataset.require_labels(dataset.num_classes, tokens=reads == "tokens")
     elif config.mesh.fsdp not in (1, -1):
         raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
 
@@ -160,17 +160,20 @@ def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> 
 def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: ModelFunctions) -> None:
     """The forward pass and the loss of a user's network depend on their arguments alone, and fit the labels."""
     loss = named_loss(config.loss)
+    classes = []
 
     def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
         inputs, targets = batch
         outputs, new = functions.apply(params, collections, inputs, train=True, key=key)
-        if config.loss == "cross_entropy" and isinstance(dataset, UserDataset) and dataset.has_integer_targets:
-            dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1])
-        return new, loss.metrics(outputs, targets)
+        metrics = loss.metrics(outputs, targets)
+        classes.append(jax.tree.leaves(outputs)[0].shape[-1:])
+        return new, metrics
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = functions.shapes(dataset.input_spec)
     require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), config.model.name)
+    if config.loss == "cross_entropy" and isinstance(dataset, UserDataset):
+        dataset.require_labels(*classes[0])
 
 
 def require_followed(config: ConfigDict, network: NetworkTraining) -> None:

@@ -22,8 +22,9 @@ def cross_entropy(
     """``[..., V]`` and ``[...] -> [...]``: losses, and ``argmax(logits) == label`` (false if a logit is NaN).
 
     ``probabilities`` ``[..., V]`` replace the labels in the loss, of which ``smoothing`` is spread over all classes
-    (arXiv:1512.00567). An argmax would take as long as a product. If V is split over devices, they only exchange
-    reductions ``[...]``.
+    (arXiv:1512.00567). If they do not sum to 1, the loss is that of `optax.softmax_cross_entropy`: minus the sum of
+    probabilities times log-probabilities, at least 0. An argmax would take as long as a product. If V is split over
+    devices, they only exchange reductions ``[...]``.
     """
     label = labels[..., None]
     position = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
@@ -33,9 +34,11 @@ def cross_entropy(
     total = jnp.exp(logits - largest).sum(-1)
     ties = jax.lax.stop_gradient((logits == largest) & (position < label)).astype(logits.dtype).sum(-1)
     expected = own if probabilities is None else (probabilities * logits).sum(-1)
+    weight = 1.0 if probabilities is None else probabilities.sum(-1)
     if smoothing:
         expected = (1 - smoothing) * expected + smoothing * logits.mean(-1)
-    losses = jnp.log(total) + largest[..., 0] - expected
+        weight = (1 - smoothing) * weight + smoothing
+    losses = weight * (jnp.log(total) + largest[..., 0]) - expected
     return losses, (own == largest[..., 0]) & (ties == 0)
 
 
@@ -48,22 +51,29 @@ class Loss:
     averaged: tuple[str, ...] = ("loss",)  # their names
     masked: bool = True  # the metrics are of examples; see `depthmup_flax.trainer.engine.task.Task`
     training: Callable[[Any, Any], Mapping[str, jax.Array]] | None = None  # in place of ``metrics`` in training
+    ignored: int | None = None  # the label of what counts in no mean
 
     def in_training(self, outputs: Any, targets: Any) -> Metrics:
         """The mean metrics of a training batch."""
-        return {name: x.mean() for name, x in (self.training or self.metrics)(outputs, targets).items()}
+        metrics = (self.training or self.metrics)(outputs, targets)
+        if self.ignored is None:
+            return {name: x.mean() for name, x in metrics.items()}
+        counted = targets != self.ignored
+        number = jnp.maximum(counted.sum(), 1)
+        return {name: jnp.where(counted, x, 0).sum() / number for name, x in metrics.items()}
 
     def evaluate(self, outputs: Any, targets: Any, mask: Any = None) -> Metrics | Means:
         """The metrics of a test batch."""
         metrics = self.metrics(outputs, targets)
-        return Means.of_examples(metrics, mask) if self.masked else dict(metrics)
+        counted = None if self.ignored is None else targets != self.ignored
+        return Means.of_examples(metrics, mask, counted) if self.masked else dict(metrics)
 
 
-def named_loss(name: str, label_smoothing: float = 0.0) -> Loss:
-    """The loss of ``config.loss``; labels are smoothed in training alone."""
-    if name == "cross_entropy" and label_smoothing:
-        smoothed = functools.partial(_loss_and_accuracy, smoothing=label_smoothing)
-        return dataclasses.replace(CROSS_ENTROPY, training=smoothed)
+def named_loss(name: str, label_smoothing: float = 0.0, ignored: int | None = None) -> Loss:
+    """The loss of ``config.loss``; labels are smoothed in training alone, and those ``ignored`` count nowhere."""
+    if name == "cross_entropy":
+        smoothed = functools.partial(_loss_and_accuracy, smoothing=label_smoothing) if label_smoothing else None
+        return dataclasses.replace(CROSS_ENTROPY, training=smoothed, ignored=ignored)
     if name in _LOSSES:
         return _LOSSES[name]
     if is_import_path(name):

@@ -53,7 +53,7 @@ class NetworkTraining:
     @functools.cached_property
     def loss(self) -> Loss:
         """Of the outputs."""
-        return named_loss(self.config.loss, self.config.label_smoothing)
+        return named_loss(self.config.loss, self.config.label_smoothing, self.config.data.ignore_label)
 
     @property
     def model(self) -> Any:

@@ -30,8 +30,15 @@ class Means:
         return cls({name: jnp.zeros((), jnp.float32) for name in names}, jnp.zeros((), jnp.int32))
 
     @classmethod
-    def of_examples(cls, metrics: Mapping[str, jax.Array], mask: jax.Array) -> Means:
-        """Sums over the examples whose ``mask`` [B] is set; an example's metrics ``[B, ...]`` are averaged first."""
+    def of_examples(cls, metrics: Mapping[str, jax.Array], mask: jax.Array, weights: jax.Array | None = None) -> Means:
+        """Sums over the examples whose ``mask`` [B] is set; an example's metrics ``[B, ...]`` are averaged first.
+
+        With ``weights`` [B, ...] of 0 and 1 it is the parts with a 1 that count, each as much as any other.
+        """
+        if weights is not None:
+            each = jnp.where((mask > 0).reshape(-1, *[1] * (weights.ndim - 1)), weights, 0).astype(jnp.float32)
+            totals = {name: jnp.where(each > 0, x.astype(jnp.float32), 0.0).sum() for name, x in metrics.items()}
+            return cls(totals, each.sum())
         weights, count = (mask > 0).astype(jnp.float32), len(mask)
         by_example = {name: x.astype(jnp.float32).reshape(count, -1).mean(-1) for name, x in metrics.items()}
         # The zeros that fill a batch may give NaN.
