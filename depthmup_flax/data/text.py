@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, chosen, placement
+from depthmup_flax.data.token_files import open_tokens, read_meta
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import Batch
@@ -131,31 +131,21 @@ def load_tokens(path: str, config: DataConfig) -> TextDataset:
     """Files of tokens, as nanoGPT writes them, which are read as they are needed.
 
     The directory has ``train.bin`` and ``val.bin``, integers of two bytes, or of ``"dtype"`` in ``meta.json``, which
-    names ``"vocab_size"``, and may name ``"tokenizer"``, a file of the library tokenizers beside it.
+    names ``"vocab_size"``, and may name ``"tokenizer"``, a file of the library tokenizers beside it. Headers of llm.c
+    and NumPy are known (`token_files`).
     """
     directory = os.path.expanduser(path)
     files = {name: os.path.join(directory, name) for name in ("train.bin", "val.bin", "meta.json")}
     if absent := [name for name, file in files.items() if not os.path.isfile(file)]:
         needs = ', such as {"vocab_size": 50257}' if absent[0] == "meta.json" else ""
         raise InputError(f"data.name is 'tokens:{path}': {absent[0]} is not in {directory!r}. Write it{needs}.")
-    size, dtype, file = _meta(files["meta.json"])
-    train, held_out = (np.memmap(files[name], dtype, "r") for name in ("train.bin", "val.bin"))
-    tokenizer = Tokenizer(file=os.path.join(directory, file)) if file else Tokenizer(unknown=size)
-    return dataclasses.replace(_dataset(config, train, held_out, tokenizer), num_classes=size)
-
-
-def _meta(file: str) -> tuple[int, str, str]:
-    """Size of the vocabulary, type of the tokens, and the tokenizer's file, or ""."""
-    try:
-        with open(file, encoding="utf-8") as opened:
-            meta = json.load(opened)
-        size, dtype, tokenizer = meta["vocab_size"], meta.get("dtype", "uint16"), meta.get("tokenizer", "")
-        if size < 1 or dtype not in ("uint8", "uint16", "uint32"):
-            raise ValueError(f"{size}, {dtype}")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        example = '{"vocab_size": 50257, "dtype": "uint16"}'
-        raise InputError(f"{file} is not such as {example} ({error!r}): write it again.") from error
-    return size, dtype, tokenizer
+    meta = read_meta(files["meta.json"])
+    train, held_out = (open_tokens(files[name], meta) for name in ("train.bin", "val.bin"))
+    if meta.tokenizer:
+        tokenizer = Tokenizer(file=os.path.join(directory, meta.tokenizer))
+    else:
+        tokenizer = Tokenizer(unknown=meta.vocab_size)
+    return dataclasses.replace(_dataset(config, train, held_out, tokenizer), num_classes=meta.vocab_size)
 
 
 def _dataset(config: DataConfig, tokens: np.ndarray, held_out: np.ndarray, tokenizer: Tokenizer) -> TextDataset:
