@@ -38,6 +38,16 @@ class Choice:
     compared: str = ""  # a sentence: the losses of a search, and those of its first round
 
 
+def _none_finite(records: Sequence[Record]) -> str:
+    """Why a search has no optimum: a loss that is not finite before the first update has nothing to do with the rate."""
+    if all(record.diverged_at_step == 1 for record in records):
+        return (
+            "every run diverged at step 1, before any update: the loss of the first batch is not finite, whatever the "
+            "learning rate. Look at the loss, the network and its numbers' precision."
+        )
+    return "every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps."
+
+
 def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: str = TRAIN) -> Choice:
     """The optimum of a proxy's records: lowest mean ``objective`` over seeds, then a parabola in log2 of ``x``."""
     seeds = sorted({record.seed for record in records})
@@ -57,7 +67,7 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
         if optimum is not None:
             optima.append((optimum.loss.value, others, rates, losses.mean(0), optimum))
     if not optima:
-        raise InputError("every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps.")
+        raise InputError(_none_finite(records))
     loss, others, rates, means, optimum = min(optima, key=lambda entry: entry[0])
     near = slice(max(optimum.grid - 1, 0), optimum.grid + 2)
     around = dict(zip(rates[near].tolist(), means[near].tolist(), strict=True))

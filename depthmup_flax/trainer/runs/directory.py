@@ -43,6 +43,15 @@ def chosen_step(path: pathlib.Path, which: str | int, config: ConfigDict) -> int
     """The step of the checkpoint that ``which`` means."""
     steps = saved_steps(path / "checkpoints")
     if not steps:
+        ended = path / "result.json"
+        if ended.exists():
+            with reading(ended, RESTORE):
+                after = read_json(ended, RESTORE)["diverged_at_step"]
+            if after is not None:
+                raise InputError(
+                    f"the run in {str(path)!r} diverged at step {after}, before its first checkpoint: lower "
+                    "optimizer.learning_rate and train again, with overwrite or another workdir."
+                )
         remedy = "train again with train.checkpoint=True"
         if config.train.checkpoint:
             remedy = "wait for its first evaluation, or set train.checkpoint_every"

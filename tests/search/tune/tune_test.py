@@ -136,6 +136,17 @@ def test_a_search_whose_runs_all_diverge_is_refused():
         best_choice([dataclasses.replace(r, status="diverged") for r in planted_records([1e-3, 2e-3], [1.0])])
 
 
+@pytest.mark.parametrize(("step", "advises"), [(1, False), (7, True)])
+def test_the_rate_is_blamed_for_divergence_only_after_an_update(step, advises):
+    records = [
+        dataclasses.replace(record, status="diverged", diverged_at_step=step)
+        for record in planted_records([1e-3, 2e-3], [1.0])
+    ]
+    with pytest.raises(InputError) as refused:
+        best_choice(records)
+    assert ("lower optimizer.learning_rate" in str(refused.value)) == advises
+
+
 def test_the_tuned_file_sets_only_the_fields_that_differ_from_its_parent(tmp_path):
     parent = from_file(ROOT / "configs/cifar10_resnet.py")
     config = parent.copy_and_resolve_references()

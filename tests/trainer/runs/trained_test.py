@@ -82,6 +82,14 @@ def test_a_damaged_checkpoint_is_one_sentence(copied):
         dm.load_run(copied)
 
 
+def test_a_diverged_run_without_checkpoints_says_when_it_diverged(copied):
+    shutil.rmtree(copied / "checkpoints")
+    result = json.loads((copied / "result.json").read_text())
+    (copied / "result.json").write_text(json.dumps({**result, "status": "diverged", "diverged_at_step": 17}))
+    with pytest.raises(dm.InputError, match="diverged at step 17"):
+        dm.load_run(copied)
+
+
 def test_a_run_without_checkpoints_is_refused(copied):
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(dm.InputError, match="has saved no checkpoint yet"):
