@@ -25,7 +25,7 @@ from depthmup_flax.report.verdict import (
     rounded_loss,
     verdicts,
 )
-from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.run_hash import execution_fields
 from depthmup_flax.storage.sweep_records import MEANS_DIVERGED, TRAIN, Sweep, SweepInfo
 from depthmup_flax.util.errors import printable
 from depthmup_flax.util.table import Table
@@ -311,7 +311,7 @@ def _explanation(data: Json, analysis: Analysis) -> list[str]:
 
 def settings(info: SweepInfo) -> dict[str, str]:
     """Sections of a sweep's base config -> their fields that are set, without the axes."""
-    hidden = {*EXECUTION, *info.axes, *_SIZES}
+    hidden = {*execution_fields(info.base), *info.axes, *_SIZES}
     rows: dict[str, list[str]] = {}
     for path, value in _flat(info.base).items():
         section, _, field = path.partition(".")

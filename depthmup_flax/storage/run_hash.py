@@ -1,6 +1,6 @@
 """The hash of a run's config, by which records, results and resumed sweeps recognize the run.
 
-It covers every field but those of `EXECUTION`, and those of `LATER` that do as earlier runs did. A field that is
+It covers every field but `execution_fields`, and those of `LATER` that do as earlier runs did. A field that is
 removed or renamed gives all runs other hashes: ``python -m reproduction.migrate DIRECTORY`` brings earlier records to
 today's fields and names.
 """
@@ -15,9 +15,10 @@ from depthmup_flax.util.types import Json
 
 # In a stored config: module of the user -> digest; setting of JAX -> value that is not the usual one.
 SOURCE, SETTINGS = "source", "jax"
-# Fields that do not change what is trained: a run may be resumed with other values.
-EXECUTION_OF_MODELS = ("model.scan", "model.remat", "model.attention")
-EXECUTION: tuple[str, ...] = (SOURCE, "mesh", "data.data_dir", "data.placement", *EXECUTION_OF_MODELS)
+# Fields that do not change what is trained: a run may be resumed with other values. Those of our models may be
+# anything in a network of the user's.
+_OF_MODELS = ("model.scan", "model.remat", "model.attention")
+EXECUTION: tuple[str, ...] = (SOURCE, "mesh", "data.data_dir", "data.placement")
 EXECUTION += ("train.eval_every", "train.eval_batch_size", "train.log_every", "train.reference", "train.writers")
 EXECUTION += ("train.checkpoint", "train.checkpoint_every", "train.keep_checkpoints", "train.compare_replicas")
 EXECUTION += ("train.same_code", "train.stop_off_course")
@@ -34,17 +35,31 @@ LATER = {
 }
 
 
+def execution_of_model(tree: Json) -> tuple[str, ...]:
+    """The fields of a config's network that do not change what it computes; a user's is named by an import path."""
+    return () if ":" in tree.get("model", {}).get("name", "") else _OF_MODELS
+
+
+def execution_fields(tree: Json) -> tuple[str, ...]:
+    """The fields of a config that do not change what it trains."""
+    return EXECUTION + execution_of_model(tree)
+
+
 def json_text(tree: Json) -> str:
     """Indented JSON with sorted keys; equal trees give equal text."""
     return json.dumps(tree, indent=2, sort_keys=True) + "\n"
 
 
-def without_execution(tree: Json, path: str = "") -> Json:
-    """A config as JSON without the fields of `EXECUTION`, and of `LATER` at their values; what a run's hash covers."""
-    skipped = lambda name, value: name in EXECUTION or (name in LATER and LATER[name] == value)
+def without_execution(tree: Json) -> Json:
+    """A config as JSON without `execution_fields`, and without those of `LATER` at their values: what a hash covers."""
+    return _without(tree, execution_fields(tree), "")
+
+
+def _without(tree: Json, execution: tuple[str, ...], path: str) -> Json:
+    skipped = lambda name, value: name in execution or (name in LATER and LATER[name] == value)
     kept = {name: value for name, value in tree.items() if not skipped(path + name, value)}
     named = lambda value: without_token(value) if isinstance(value, str) else value
-    return {k: without_execution(v, f"{path}{k}.") if isinstance(v, dict) else named(v) for k, v in kept.items()}
+    return {k: _without(v, execution, f"{path}{k}.") if isinstance(v, dict) else named(v) for k, v in kept.items()}
 
 
 def run_differences(stored: Json, current: Json, path: str = "") -> list[str]:

@@ -141,6 +141,14 @@ def test_a_hash_is_that_of_its_point_and_of_what_is_trained():
     assert of({"seed": 3, **execution}) == of({"seed": 3})
 
 
+@pytest.mark.parametrize("field", ["attention", "scan", "remat"])
+def test_a_field_of_our_models_is_a_hyperparameter_in_a_network_of_the_users(field):
+    for name, same in (("vit", True), ("my_net:Net", False), ("session:Net#1234", False)):
+        base = {"model": {"name": name, field: "relu"}}
+        equal = run_hash_at(base, {}) == run_hash_at(base, {f"model.{field}": "tanh"})
+        assert equal == same, name
+
+
 def test_the_commit_is_that_of_the_checkout_and_says_whether_files_differ(tmp_path):
     def git(*arguments):
         command = ["git", "-C", str(tmp_path), "-c", "user.name=Test", "-c", "user.email=test@example.org", *arguments]

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.rule.optimizer import AVERAGES
-from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.run_hash import execution_fields
 from depthmup_flax.storage.sweep_records import (
     LEARNING_RATE,
     OBJECTIVES,
@@ -164,7 +164,7 @@ def _validate(config: ConfigDict) -> None:
         raise InputError(f"config.base.mesh is {config.base.mesh.to_dict()}: a sweep splits no network. Leave it out.")
     require_number("config.extend", config.extend, least=0, whole=True)
     require_objective(config.objective, config.base)
-    known = configs.field_paths(config.base)
+    known, execution = configs.field_paths(config.base), set(execution_fields(config.base))
     for name, grid in _grids(config).items():
         if not grid:
             raise InputError(f"config.grids.{name} is empty: give it at least one axis, such as {LEARNING_RATE}.")
@@ -172,7 +172,7 @@ def _validate(config: ConfigDict) -> None:
             where = f"config.grids.{name}.{path}"
             if path not in known:
                 raise InputError(f"{where} is not a field of the base config: {did_you_mean(path, known)}")
-            if path in EXECUTION or path.partition(".")[0] in EXECUTION:
+            if not execution.isdisjoint((path, path.partition(".")[0])):
                 raise InputError(f"{where} does not change what is trained: remove the axis, set it in config.base.")
             if not values or any(value in values[:i] for i, value in enumerate(values)):
                 raise InputError(f"{where} is {values}: give it at least one value, and every value once.")

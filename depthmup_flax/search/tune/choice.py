@@ -39,7 +39,7 @@ class Choice:
 
 
 def _none_finite(records: Sequence[Record]) -> str:
-    """Why a search has no optimum: a loss that is not finite before the first update has nothing to do with the rate."""
+    """Why a search has no optimum; a loss that is not finite before the first update is none of the rate's."""
     if all(record.diverged_at_step == 1 for record in records):
         return (
             "every run diverged at step 1, before any update: the loss of the first batch is not finite, whatever the "

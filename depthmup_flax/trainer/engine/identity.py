@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from depthmup_flax.config.fields import ANOTHER, names_users_code
 from depthmup_flax.storage.files import read_json, write_atomically
 from depthmup_flax.storage.provenance import versions
-from depthmup_flax.storage.run_hash import EXECUTION_OF_MODELS, json_text
+from depthmup_flax.storage.run_hash import execution_of_model, json_text
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
@@ -55,7 +55,7 @@ def programs(experiment: Experiment, values: Hyper, which: str = "", *, of_rules
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     traced = jax.make_jaxpr(program)(key, batch_shapes(config, dataset), test)
-    execution = [str(config.model.get(path.removeprefix("model."))) for path in EXECUTION_OF_MODELS]
+    execution = [str(config.model.get(path.removeprefix("model."))) for path in execution_of_model(config)]
     # Execution changes the program alone; so may a later version of this package.
     known = versions()
     named = (known["depthmup-flax"], known["jax"], jax.default_backend(), *execution, which, _FORM)
