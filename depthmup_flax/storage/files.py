@@ -29,6 +29,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REMEDY = "rerun the command. It resumes from what was saved."
+HALF_WRITTEN = ".tmp-"  # begins the names of files that are renamed when they are complete
 
 
 def absolute(path: pathlib.Path) -> str:
@@ -79,7 +80,7 @@ def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
     if is_bucket(path):
         path.write_bytes(content)
         return
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex[:16]}-{path.name}")
+    temporary = path.with_name(f"{HALF_WRITTEN}{uuid.uuid4().hex[:16]}-{path.name}")
     try:
         with temporary.open("xb") as file:
             file.write(content)

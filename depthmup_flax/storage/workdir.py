@@ -16,7 +16,7 @@ import platform
 import time
 from collections.abc import Iterator
 
-from depthmup_flax.storage.files import REMEDY, as_path, create, is_bucket, read_json, writing_to
+from depthmup_flax.storage.files import HALF_WRITTEN, REMEDY, as_path, create, is_bucket, read_json, writing_to
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
@@ -48,11 +48,22 @@ class Claim:
             where = f"workdir {str(self.workdir)!r} was deleted or renamed while it was in use"
             raise RunStopped(f"{where}: restore it, then {REMEDY}")
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other part of the work is running."""
+        others = (path for path in self.workdir.glob(".lock*") if path.name != self.file.name)
+        return not any(map(in_use, others))
+
     def require_alone(self) -> None:
         """Raises `InputError` if another part of the work is running, before what all share is deleted."""
-        for path in self.workdir.glob(".lock*"):
-            if path.name != self.file.name and in_use(path):
-                raise InputError(f"workdir {str(self.workdir)!r} is in use by another process: stop that one first.")
+        if not self.is_alone:
+            raise InputError(f"workdir {str(self.workdir)!r} is in use by another process: stop that one first.")
+
+    def remove_half_written(self) -> None:
+        """Removes files that a process which was killed has left between writing and renaming them."""
+        if self.is_alone:
+            for path in self.workdir.glob(f"{HALF_WRITTEN}*"):
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -85,6 +96,7 @@ def claimed(path: str | os.PathLike[str], kind: str, *, lock: str = ".lock", fla
                 ) from error
         stack.enter_context(writing_to(workdir))
         claim = Claim(workdir, file)
+        claim.remove_half_written()
         try:
             yield claim
         except Exception:

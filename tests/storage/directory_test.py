@@ -157,3 +157,13 @@ def test_a_directory_of_which_another_thread_deletes_parts_meanwhile_is_deleted(
         for done in [threads.submit(delete_tree, tree) for _ in range(4)]:
             done.result()
     assert not tree.exists()
+
+
+def test_half_written_files_of_a_killed_process_are_removed_when_no_other_runs(tmp_path):
+    left = tmp_path / ".tmp-0123456789abcdef-result.json"
+    with claimed(tmp_path, SWEEP, lock=".lock-0"):
+        left.write_text("{")
+        with claimed(tmp_path, SWEEP, lock=".lock-1"):
+            assert left.exists()  # may be the first one's
+    with claimed(tmp_path, SWEEP, lock=".lock-1"):
+        assert not left.exists()
