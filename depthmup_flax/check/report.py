@@ -163,6 +163,13 @@ _PANELS = {
 
 def _draw(records: Sequence[Record], failures: Sequence[Quantity], title: str) -> bytes:
     """A PNG with a row per axis: sizes of parameters, and of activations where they are measured."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.usetex": False}):  # which a user's settings may ask for, without LaTeX here
+        return _drawn(records, failures, title)
+
+
+def _drawn(records: Sequence[Record], failures: Sequence[Quantity], title: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

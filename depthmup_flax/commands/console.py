@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
+from depthmup_flax.util.errors import printable
 from depthmup_flax.util.messages import PACKAGE
 
 
@@ -37,7 +38,7 @@ class _Plain(logging.Formatter):
     """The message, with ``warning: `` or ``error: `` if it is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = printable(super().format(record))
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 

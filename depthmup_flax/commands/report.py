@@ -69,9 +69,9 @@ def print_comparison(directories: Sequence[pathlib.Path], out: str | None) -> No
     comparison = compare_runs(*directories)
     print(comparison)
     if importlib.util.find_spec("matplotlib"):
-        from depthmup_flax.report import figures, style
+        from depthmup_flax.report import figures
 
-        files = style.pictures(figures.draw_course(comparison.reference, comparison.run), "course")
+        files = figures.of_course(comparison.reference, comparison.run)
         with workdirs.claimed(out or directories[1] / "report", workdirs.REPORT, flag="--out") as claim:
             for name, content in files.items():
                 write_atomically(claim.workdir / name, content)

@@ -103,7 +103,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "schedule": "constant",  # then: constant, cosine, linear, wsd, rsqrt; or my_package.schedules:name
                 "warmup_steps": 0,  # steps in which the rate rises linearly from 0
                 "final_fraction": 0.0,  # cosine, linear, wsd: of the rate, after the last step
-                "decay_fraction": 0.2,  # wsd: of the steps, those at the end in which the rate falls
+                "decay_fraction": 0.2,  # wsd: of the steps, those at the end in which the rate falls; not in the warm-up
                 "decay_shape": "linear",  # wsd: linear, cosine, or sqrt, which is 1 - sqrt(part of the decay)
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
@@ -186,9 +186,9 @@ _COUNTS = ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_che
 _PERIODS = ("steps", "average_steps", "eval_every", "checkpoint_every")
 # Smallest value, what is too large, and fields; an int asks for whole numbers.
 _RANGES: Sequence[tuple[float, float, Sequence[str]]] = (
-    (0, 2**31, ("seed",)),
-    (1, math.inf, tuple(f"train.{name}" for name in _COUNTS)),
-    (0, math.inf, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
+    (0, 2**31, ("seed", "model.base_width", "model.base_depth")),
+    (1, 2**31, ("model.width", "model.depth", *(f"train.{name}" for name in _COUNTS))),
+    (0, 2**31, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
     (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
     (0.0, 1.0, ("train.ema_decay", "label_smoothing")),
 )

@@ -54,7 +54,10 @@ def _named(fields: ConfigDict, total_steps: int) -> Callable[[jax.Array], jax.Ar
         return jnp.ones_like
     if kind == "rsqrt":  # of the step over the warm-up, as in arXiv:1706.03762
         return lambda step: jnp.sqrt(jnp.maximum(warmup, 1) / jnp.maximum(step, 1))
-    shape, start = (fields.decay_shape, (1 - fields.decay_fraction) * total_steps) if kind == "wsd" else (kind, warmup)
+    is_wsd = kind == "wsd"
+    shape = fields.decay_shape if is_wsd else kind
+    # A longer warm-up moves the start, else the rate would jump where the warm-up ends.
+    start = jnp.maximum(warmup, (1 - fields.decay_fraction) * total_steps) if is_wsd else warmup
 
     def decayed(step: jax.Array) -> jax.Array:
         done = jnp.clip((step - start) / (total_steps - start), 0, 1)

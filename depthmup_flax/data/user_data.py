@@ -42,6 +42,7 @@ PAIRS = ({"inputs", "targets"}, {"image", "label"}, {"x", "y"})
 _ABSTRACT = 64  # examples of the abstract batch of which shapes are read: divides into groups of any usual size
 _CHUNK = 4096  # examples whose targets are prepared at a time, for the number of classes
 _SAMPLE = 16  # records whose content is compared when a run is resumed
+_ENDLESS = 2**40  # records; Grain's repeat() has the largest integer
 _MOST_READERS = 256  # seeds whose iterators stay open
 
 
@@ -134,7 +135,9 @@ class RecordSplit(Split):
         self._source, self._where = source, where  # which names it in errors
         if order is None:
             with calling(f"{where}.__len__"):
-                order = np.arange(len(source))
+                order = np.arange(min(len(source), _ENDLESS) % _ENDLESS)
+            if len(source) >= _ENDLESS:
+                raise InputError(f"{where} has no end: leave out its repeat(), or give a function batches(seed).")
         if not len(order):
             raise InputError(f"{where} has 0 records: give at least one.")
         self._order = order  # the records that are examples
@@ -209,7 +212,9 @@ class BatchStream(ArraySplit):
                 position += 1
                 arrays, spec = self._next(iterator, seed, position)
                 self.spec.require(spec, f"{self._where}({seed})[{position}]")
-                self.require_size(len(next(iter(arrays.values()))))
+                if (size := len(next(iter(arrays.values())))) != len(self):
+                    given = f"{self._where}({seed})[{position}] has {size} examples"
+                    raise InputError(f"{given}: the first batch has {len(self)}. Give batches of one size.")
                 if self.check is not None:
                     self.check(arrays, functools.partial(_of_batch, f"{self._where}({seed})[{position}]"))
             self._readers[seed] = iterator, position, arrays  # the last used one; after an error it is gone

@@ -161,6 +161,12 @@ def draw_course(reference: Mapping[str, Sequence[Any]], run: Mapping[str, Sequen
     return figure
 
 
+def of_course(reference: Any, run: Any) -> dict[str, bytes]:
+    """The files of `draw_course`."""
+    with matplotlib.rc_context(style.STYLE):
+        return style.pictures(draw_course(reference, run), "course")
+
+
 def drawn(analysis: Analysis) -> list[tuple[str, dict[str, bytes]]]:
     """Captions and files of all figures of a report; none if there is one value of x. A new figure is an entry here."""
     if len(analysis.scale.values) == 1:

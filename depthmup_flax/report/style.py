@@ -28,6 +28,7 @@ STYLE: dict[Any, Any] = {
     "legend.title_fontsize": 9,
     "svg.hashsalt": "depthmup",
     "text.parse_math": False,
+    "text.usetex": False,  # which a user's settings may ask for, without LaTeX on this machine
 }
 
 
@@ -40,7 +41,7 @@ def canvas(rows: int, columns: int, *, width: float = 4.0, height: float = 3.6, 
 def pictures(figure: Figure, name: str) -> dict[str, bytes]:
     """``name.png`` and ``name.svg`` with their content."""
     files = {}
-    with matplotlib.rc_context({"svg.hashsalt": STYLE["svg.hashsalt"]}):
+    with matplotlib.rc_context({name: STYLE[name] for name in ("svg.hashsalt", "text.usetex")}):
         for kind in ("png", "svg"):
             content = io.BytesIO()
             figure.savefig(content, dpi=130, format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -98,6 +98,11 @@ def orthogonal_direction(
     if preconditioning not in _PRECONDITIONINGS:
         raise InputError(f"preconditioning is {preconditioning!r}: {did_you_mean(preconditioning, _PRECONDITIONINGS)}")
     require_number("beta", beta, least=0, below=1)
+    if isinstance(ns_steps, jax.Array):
+        raise InputError(
+            "ns_steps is an array, as optax.inject_hyperparams makes it: it is a number of passes of a loop. Name it, "
+            'static_args=("info", "rule", "ns_steps").'
+        )
     require_number("ns_steps", ns_steps, least=1, whole=True)
     if consistent_rms is not None:
         require_number("consistent_rms", consistent_rms, above=0)

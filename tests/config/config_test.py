@@ -3,6 +3,7 @@
 import pytest
 
 from depthmup_flax import InputError
+from depthmup_flax.config.fields import default_config, set_field, validate
 from depthmup_flax.config.flags import split
 from depthmup_flax.trainer.engine.from_config import build
 
@@ -29,3 +30,11 @@ def test_a_dtype_in_which_nothing_would_be_computed_is_refused(dtype):
     config = from_flags(f"--config.model.dtype={dtype}")
     with pytest.raises(InputError, match=f"model.dtype is '{dtype}'"):
         build(config)
+
+
+@pytest.mark.parametrize("field", ["model.width", "model.depth", "model.base_width", "train.batch_size", "train.steps"])
+def test_a_number_that_no_array_has_is_refused(field):
+    run = default_config()
+    set_field(run, field, 10**20)
+    with pytest.raises(InputError, match=field):
+        validate(run)

@@ -65,3 +65,15 @@ def test_a_mistake_in_the_optimizer_names_its_field_before_anything_trains(value
     with pytest.raises(dm.InputError) as raised:
         build(config)
     assert str(raised.value).startswith(field)
+
+
+@pytest.mark.parametrize("warmup", [60, 80, 95])
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+def test_the_rate_does_not_jump_where_a_long_warm_up_meets_the_decay(warmup, shape):
+    section = fields(schedule="wsd", decay_shape=shape)
+    section.warmup_steps = warmup
+    rates = np.array([float(schedules.fraction(section, STEPS)(step)) for step in range(STEPS + 1)])
+    assert rates[warmup] == pytest.approx(1.0)
+    assert (np.diff(rates)[: warmup - 1] > 0).all()
+    assert (np.diff(rates)[warmup:] <= 0).all()
+    assert rates[-1] == pytest.approx(0.1)

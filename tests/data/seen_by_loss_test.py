@@ -1,5 +1,6 @@
 """What a loss sees of a user's batches: the same answer for every source, with and without a ``prepare``."""
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,3 +185,19 @@ def test_soft_targets_cost_what_optax_says_whatever_they_sum_to(smoothing):
     got = float(named_loss("cross_entropy", smoothing).in_training(logits, targets)["loss"])
     assert got == pytest.approx(expected, rel=1e-5)
     assert got >= 0
+
+
+def test_a_batch_of_another_size_is_named_by_its_own_number():
+    inputs, targets = drawn()
+    arrays, short = {"a": inputs, "b": targets}, {"a": inputs[:5], "b": targets[:5]}
+    place = register(lambda: (lambda seed: iter([arrays, short]), None, pair), "data")
+    dataset = load(DataConfig(name=f"python:{place}"))
+    with pytest.raises(InputError, match=r"\[1\] has 5 examples: the first batch has 32"):
+        dataset.train.batch(0, 1)
+
+
+def test_a_source_without_an_end_is_told_from_an_empty_one():
+    endless = grain.MapDataset.source(list(range(8))).map(lambda i: (np.zeros(3), i)).repeat()
+    place = register(lambda: (endless, None), "data")
+    with pytest.raises(InputError, match="repeat"):
+        load(DataConfig(name=f"python:{place}"))

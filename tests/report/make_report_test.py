@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import matplotlib
 import pytest
 from planted_sweeps import MULTIPLIER, RATES, X, data_of, parabola, sweep_of, write
 
@@ -106,3 +107,10 @@ def test_completed_runs_without_a_test_loss_are_no_divergence(every, tmp_path):
     directory = write(tmp_path / "sweep", dataclasses.replace(trained, records=records))
     with pytest.raises(InputError, match=r"\d+ completed runs have no test loss: leave out"):
         make_report([directory], tmp_path / "report", loss="test")
+
+
+def test_a_report_is_drawn_whatever_the_settings_of_matplotlib(tmp_path):
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES, "seed": range(2)}))
+    with matplotlib.rc_context({"text.usetex": True}):
+        report = make_report([directory], tmp_path / "out")
+    assert any(path.suffix == ".png" for path in report.paths)

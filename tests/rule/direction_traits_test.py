@@ -387,3 +387,8 @@ def test_epsilon_is_told_in_units_of_the_gradient():
     assert direction_eps("adam", eps=1e-3) == 1e-3
     assert direction_eps("rmsprop", eps=1e-6) == pytest.approx(1e-3)  # sqrt(nu + eps)
     assert direction_eps("sgd") is None
+
+
+def test_injected_passes_of_muon_are_refused_with_the_name_to_write():
+    with pytest.raises(dm.InputError, match='"ns_steps"'):
+        optax.inject_hyperparams(dm.muon, static_args=("info", "rule"))(0.1, INFO, RULE).init(PARAMS)

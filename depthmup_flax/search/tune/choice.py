@@ -100,6 +100,9 @@ def best_choice(records: Sequence[Record], x: str = LEARNING_RATE, objective: st
     )
 
 
+_UNKNOWN = 1000  # the ratio of an interval's ends beyond which it says nothing
+
+
 def search_beyond(path: str, value: float) -> str:
     """The remedy for an optimum at the end of what was searched."""
     return f"Search around it: set {path} to {value:.4g}, in another workdir."
@@ -125,7 +128,10 @@ def describe(choice: Choice, proxy: ConfigDict) -> str:
     lines = [f"Best on the proxy ({size}): {values}; n = {choice.seeds} seed{plural}."]
     if choice.interval is not None:
         low, high = choice.interval
-        lines.append(f"95 % interval of the {name}, from resampled seeds: {low:.3g} to {high:.3g}.")
+        if high > _UNKNOWN * low:
+            lines.append(f"The seeds do not agree on the {name}: its 95 % interval has no end. Use more of them.")
+        else:
+            lines.append(f"95 % interval of the {name}, from resampled seeds: {low:.3g} to {high:.3g}.")
     elif choice.seeds < 2:
         lines.append("One seed gives no interval: use more seeds.")
     if choice.around:
