@@ -103,7 +103,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "schedule": "constant",  # then: constant, cosine, linear, wsd, rsqrt; or my_package.schedules:name
                 "warmup_steps": 0,  # steps in which the rate rises linearly from 0
                 "final_fraction": 0.0,  # cosine, linear, wsd: of the rate, after the last step
-                "decay_fraction": 0.2,  # wsd: of the steps, those at the end in which the rate falls; not in the warm-up
+                "decay_fraction": 0.2,  # wsd: of the steps, those at the end in which the rate falls; after the warm-up
                 "decay_shape": "linear",  # wsd: linear, cosine, or sqrt, which is 1 - sqrt(part of the decay)
                 "weight_decay": 0.0,  # decoupled: a step removes eta(t) * this from a matrix, at every size
                 "decay_width_exponent": 0.0,  # of hidden matrices: decay is times their width ratio to this power
