@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from depthmup_flax.report import tables
 from depthmup_flax.report.curves import LOSSES
@@ -49,6 +50,7 @@ def make_report(
     *,
     tolerance: float = TOLERANCE,
     loss: str | None = None,
+    **of_table: Any,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json`` and figures.
 
@@ -62,6 +64,7 @@ def make_report(
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``. ``None``: the sweep's objective.
+      of_table: of a file: ``columns``, ``ignored``, ``initial_loss`` of `own_records.read_csv`.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -73,11 +76,13 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    of_table = len(paths) == 1 and is_table(paths[0])
-    sweep = read_csv(paths[0]) if of_table else first_round(read_sweep(paths))
+    from_table = len(paths) == 1 and is_table(paths[0])
+    if of_table and not from_table:
+        raise InputError(f"{', '.join(of_table)}: only a table of runs, such as runs.csv, takes it. Leave it out.")
+    sweep = read_csv(paths[0], **of_table) if from_table else first_round(read_sweep(paths))
     if out is None:
         stem = paths[0].name.removesuffix(".gz").rpartition(".")[0] or f"{paths[0].name}_report"
-        place = paths[0].with_name(stem) if of_table else paths[0]
+        place = paths[0].with_name(stem) if from_table else paths[0]
         out = place / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))

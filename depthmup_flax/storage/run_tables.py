@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, did_you_mean, printable
 
 # Role -> names under which trainers write it, in lower case, the likeliest first.
 NAMES: Mapping[str, Sequence[str]] = {
@@ -31,6 +31,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "parameters": ("parameters", "params", "n_params", "num_params", "num_parameters"),
     "rule": ("rule", "parametrization", "parameterization"),
 }
+NEEDED = ("width", "depth", "learning_rate", "loss")
 # Columns of steps in a log, which has a row for each evaluation of a run.
 LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
 _DELIMITERS = (",", ";", "\t")
@@ -94,10 +95,9 @@ def as_table(source: Any) -> TextTable:
     """The table of column -> values, of a data frame, or of a list of rows, name -> value."""
     if hasattr(source, "to_dict"):
         source = source.to_dict("list") if hasattr(source, "iloc") else source.to_dict(as_series=False)
-    if isinstance(source, (list, tuple)) and source and all(isinstance(row, Mapping) for row in source):
-        source = {
-            name: [row.get(name) for row in source] for name in dict.fromkeys(name for row in source for name in row)
-        }
+    if isinstance(source, (list, tuple)) and all(isinstance(row, Mapping) for row in source):
+        names = dict.fromkeys(name for row in source for name in row)
+        source = {name: [row.get(name) for row in source] for name in names}
     lengths = {len(values) for values in source.values()} if isinstance(source, Mapping) else set()
     if len(lengths) != 1 or 0 in lengths:
         raise InputError("records have no rows: give a file, a data frame, a list of rows or column -> values.")
@@ -105,21 +105,26 @@ def as_table(source: Any) -> TextTable:
     return TextTable("records", columns, range(1, 1 + lengths.pop()))
 
 
-def role_of(columns: Sequence[str], role: str, given: str | None, source: str) -> str | None:
-    """The column of a role: the ``given`` one, or the first with a usual name; ``None`` if there is none."""
-    if given is not None:
-        if given not in columns:
-            raise InputError(f"{source} has no column {given!r}: it has {_listed(columns)}.")
-        return given
-    by_name = {name.lower().replace(" ", "_").rpartition("/")[2]: name for name in reversed(columns)}
-    known = (*NAMES[role], *(LOGGED if role == "steps" else ()))
-    return next((by_name[name] for name in known if name in by_name), None)
-
-
-def _listed(columns: Sequence[str]) -> str:
-    """The columns for a sentence."""
-    shown = ", ".join(name[:40] for name in columns[:20])
-    return shown + (", ..." if len(columns) > 20 else "")
+def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str]) -> dict[str, str | None]:
+    """Role of `NAMES` -> its column: the ``given`` one, or the first with a usual name; ``None`` if there is none."""
+    columns = list(table.columns)
+    shown = printable(", ".join(name[:40] for name in columns[:20])) + ", ..." * (len(columns) > 20)
+    if unknown := [role for role in given if role not in NAMES]:
+        raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
+    if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
+        raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
+    by_name = {
+        name.lower().replace(" ", "_").rpartition("/")[2]: name for name in reversed(columns) if name not in ignored
+    }
+    logged = {"steps": LOGGED}
+    first = lambda role: next(
+        (by_name[name] for name in (*NAMES[role], *logged.get(role, ())) if name in by_name), None
+    )
+    result = {role: given.get(role) or first(role) for role in NAMES}
+    if lacking := [role for role in NEEDED if result[role] is None]:
+        role = lacking[0]
+        raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --column.{role}=NAME.")
+    return result
 
 
 def _decoded(content: bytes, source: str) -> str:
@@ -174,24 +179,30 @@ def _rows(lines: Sequence[tuple[int, str]], delimiter: str | None, source: str) 
 def _table(rows: list[Row], source: str, decimal_comma: bool) -> TextTable:
     header, notes = rows[0][1], list[str]()
     body = [row for row in rows[1:] if row[1] != header]
-    if joined := len(rows) - len(body):
-        notes += [f"The header line occurs {joined} times: files were joined."] if joined > 1 else []
-    if not header[0]:
-        header = [_INDEX, *header[1:]]  # as pandas writes it
-    elif body and all(len(row) == len(header) + 1 for _, row in body):
-        header = [_INDEX, *header] if body[0][1][-1] else [*header, ""]
+    if (joined := len(rows) - len(body)) > 1:
+        notes.append(f"The header line occurs {joined} times: files were joined.")
+    header = _with_index(header, body)
     if len(body) > 1 and len(body[-1][1]) < len(header):
         notes.append(f"Line {body[-1][0]}, the last one, is cut off and left out.")
         body = body[:-1]
+    if not body:
+        raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
     for number, row in body:
         if len(row) < len(header) or any(row[len(header) :]):
             raise InputError(
                 f"{source}, line {number}, has {len(row)} cells and the header {len(header)}: give both as many."
             )
-    if not body:
-        raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
-    names = [name for name in dict.fromkeys(header) if name]
-    if twice := [name for name in names if header.count(name) > 1]:
+    names = [name for name in header if name]
+    if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
     columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
     return TextTable(source, columns, [number for number, _ in body], tuple(notes), decimal_comma)
+
+
+def _with_index(header: list[str], body: Sequence[Row]) -> list[str]:
+    """The header with a name for the column without one, as pandas writes it; and "" for one without name and cells."""
+    if not header[0]:
+        return [_INDEX, *header[1:]]
+    if not body or any(len(row) != len(header) + 1 for _, row in body):
+        return header
+    return [_INDEX, *header] if body[0][1][-1] else [*header, ""]
