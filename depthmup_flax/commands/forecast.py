@@ -87,7 +87,7 @@ def of_table(args: argparse.Namespace) -> None:
     """Prints the forecast from a table of runs."""
     _, found = ladder_of(args)
     if found.forecast is None:
-        raise InputError("; ".join(found.notes))
+        raise InputError(" ".join([found.notes[-1], *found.notes[:-1]]))
     print(json.dumps(dataclasses.asdict(found.forecast)) if args.json else found.forecast_line)
     if not args.json:
         print(f"law: loss ~ {found.forecast.fits[0].law}", *(f"- {note}" for note in found.notes), sep="\n")

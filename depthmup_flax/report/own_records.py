@@ -18,9 +18,11 @@ _FIELDS = {"width": "model.width", "depth": "model.depth", "rule": "parametrizat
 _OPTIONAL = ("steps", "batch_size", "parameters")
 _NUMBERS = (*NEEDED, "initial_loss", *_OPTIONAL)
 _WHOLE = ("width", "depth")
+_MOST = 2**31  # of a width or depth
 _FEWEST_RUNS = 6  # of a setting's value: two sizes with three rates
 # Columns of trackers that no training depends on.
 _NO_SETTINGS = ("state", "status", "host", "hostname", "user", "tags", "notes", "created", "commit", "device", "gpu")
+_MOST_UNFINISHED = 0.25  # of the runs of a log
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -154,7 +156,7 @@ def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[
     if lacking := len(table.lines) - len(rows):
         notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
     seeds = _seeds(table.columns[known["seed"]]) if known["seed"] else [0] * len(table.lines)
-    whole = {role: [int(x) if 1 <= x < math.inf else 0 for x in numbers[role]] for role in (*_WHOLE, *_OPTIONAL)}
+    whole = {role: [int(x) if 1 <= x <= _MOST**2 else 0 for x in numbers[role]] for role in (*_WHOLE, *_OPTIONAL)}
     return [
         Run(
             line=table.lines[row],
@@ -179,9 +181,10 @@ def _numbers(table: TextTable, role: str, name: str | None) -> list[float]:
         return [math.nan] * len(table.lines)
     numbers = []
     for row, line in enumerate(table.lines):
-        number, text = table.number(name, row), table.columns[name][row]
+        number, text = table.number(name, row, role in (*_WHOLE, *_OPTIONAL)), table.columns[name][row]
+        shown = repr(printable(text[:40])) if number is None else text
         if problem := "write a number." if number is None else _problem(role, number):
-            raise InputError(f"{table.source}, line {line}: {name} is {printable(text[:40])!r}: {problem}")
+            raise InputError(f"{table.source}, line {line}: {name} is {shown}: {problem}")
         numbers.append(number)
     return numbers
 
@@ -190,7 +193,7 @@ def _problem(role: str, number: float) -> str:
     """What is wrong with the number of a role; "" if nothing is."""
     if role == "learning_rate" and number < 0:
         return "a rate is above 0. If the column has logarithms, write their powers."
-    if role in _WHOLE and not ((number >= 1 and number.is_integer()) or math.isnan(number)):
+    if role in _WHOLE and not ((1 <= number <= _MOST and number.is_integer()) or math.isnan(number)):
         return "use a whole number above 0."
     return ""
 
@@ -212,6 +215,8 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
+    evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
+    rows = [row for row in rows if row.steps in evaluated] or rows
     steps = [row.steps for row in rows]
     columns = [[row.settings[i] for row in rows] for i in range(len(rows[0].settings))]
     named = lambda column: len(set(column)) * _FEWEST_RUNS <= len(rows) and not _is_function(steps, column)
@@ -220,10 +225,15 @@ def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     key = lambda row: (_width_and_depth(row), row.rate, row.seed, *(row.settings[i] for i in of_run))
     runs = _grouped(rows, key).values()
     lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in runs]
-    kept = [row for own in lasts for row in own]
+    kept, unfinished = [row for own in lasts for row in own], lasts.count([])
     if len(kept) < len(rows):
         notes.append("The table is a log: of each run the row of its last step counts.")
-    if unfinished := lasts.count([]):
+    if unfinished > _MOST_UNFINISHED * len(lasts):
+        raise InputError(
+            f"{unfinished} of {len(lasts)} runs end before others of their size. If the column of rates has those of "
+            "each step, name one of the highest rates: --column.learning_rate=NAME."
+        )
+    if unfinished:
         notes.append(f"{unfinished} runs end before others of their size: left out.")
     return kept
 
@@ -248,14 +258,13 @@ def _width_and_depth(run: Run) -> tuple[int, int]:
 
 def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> list[Run]:
     """The runs with the settings in which they differ alone; says which columns are none."""
-    sizes, rates = [_width_and_depth(run) for run in runs], [run.rate for run in runs]
     settings, left_out = dict[str, list[Hashable]](), defaultdict[str, list[str]](list)
     for i, (name, _) in enumerate(runs[0].settings):
         values = _values([str(run.settings[i][1]) for run in runs])
         if name == rule:
             settings["rule"] = values
         elif len(set(values)) > 1 and name.lower() not in _NO_SETTINGS:
-            if reason := _why_no_setting(values, sizes, rates):
+            if reason := _why_no_setting(values, runs):
                 left_out[reason].append(name)
             else:
                 settings[name] = values
@@ -265,9 +274,14 @@ def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> l
     return [dataclasses.replace(run, settings=own) for run, own in zip(runs, each, strict=True)]
 
 
-def _why_no_setting(values: Sequence[Hashable], sizes: Sequence[Hashable], rates: Sequence[Hashable]) -> str:
-    if len(set(values)) > max(2, len(values) / _FEWEST_RUNS):
-        return "values of nearly every run's own"
+def _why_no_setting(values: Sequence[Hashable], runs: Sequence[Run]) -> str:
+    """The reason why a column is none; "" if it is one."""
+    sizes, rates = [_width_and_depth(run) for run in runs], [run.rate for run in runs]
+    points = list(zip(sizes, rates, strict=True))
+    keys = [(*point, run.seed) for point, run in zip(points, runs, strict=True)]
+    measured = isinstance(values[0], float) and not _is_function(points, values) and _is_function(keys, values)
+    if measured or len(set(values)) > max(2, len(values) / _FEWEST_RUNS):
+        return "values of a run's own"
     of_rate = _is_function(rates, values) and _is_function(values, rates)
     return "given by the size or the rate" if of_rate or _is_function(sizes, values) else ""
 

@@ -22,7 +22,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean, printable
 NAMES: Mapping[str, Sequence[str]] = {
     "width": ("width", "n_embd", "d_model", "hidden_size", "n_embed", "hidden_dim", "embed_dim", "model_dim", "dim"),
     "depth": ("depth", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "n_blocks"),
-    "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate", "learningrate"),
+    "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate"),
     "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "valid_loss", "test_loss", "final_loss", "train_loss"),
     "seed": ("seed", "random_seed", "rng_seed"),
     "initial_loss": ("initial_loss", "init_loss", "first_loss", "chance_loss"),
@@ -34,11 +34,14 @@ NAMES: Mapping[str, Sequence[str]] = {
 NEEDED = ("width", "depth", "learning_rate", "loss")
 # Columns of steps in a log, which has a row for each evaluation of a run.
 LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
-_DELIMITERS = (",", ";", "\t")
+_DELIMITERS = (",", ";", "\t", "|")
+_EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
-_FOREIGN = {b"PK\x03\x04": "an archive or a workbook", b"PAR1": "a Parquet file", b"\x89HDF": "an HDF5 file"}
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
+_DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+")
+# JSON, HTML, or control characters at the beginning
+_NO_TEXT = re.compile(r"\s*[{\[<]|[\s\S]{0,1000}?[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 
 Row = tuple[int, list[str]]  # number of a line and its cells
 
@@ -53,15 +56,18 @@ class TextTable:
     notes: tuple[str, ...] = ()
     decimal_comma: bool = False  # whether 0,5 is a half
 
-    def number(self, name: str, row: int) -> float | None:
-        """The number in a cell, NaN for an empty one; ``None`` if it is another text."""
+    def number(self, name: str, row: int, whole: bool) -> float | None:
+        """The number in a cell, NaN for an empty one; ``None`` if it is another text.
+
+        Only ``whole`` numbers may have commas between thousands: 2,345 may be a loss in a table with decimal commas.
+        """
         text = self.columns[name][row].strip()
-        if text.lower() in ("", "none", "null", "na", "n/a", "-", "diverged"):
+        if text.lower() in _EMPTY:
             return float("nan")
-        if self.decimal_comma:
+        if whole and _THOUSANDS.fullmatch(text):
+            text = "" if self.decimal_comma else text.replace(",", "")
+        elif self.decimal_comma:
             text = text.replace(",", ".")
-        elif _THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
         try:
             return float(text)
         except ValueError:
@@ -82,13 +88,23 @@ def read_table(path: pathlib.Path) -> TextTable:
     source = repr(str(path))
     text = io.StringIO(_decoded(content, source), newline=None)
     lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
-    lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     if lines and lines[0][1].lower().startswith("sep="):  # of a spreadsheet
         lines = lines[1:]
+    lines = _without_comments(lines)
     if len(lines) < 2:
         raise InputError(f"{source} has no line of a run: it needs a header line, and a line for each run.")
     delimiter = _delimiter(lines[0][1])
-    return _table(_rows(lines, delimiter, source), source, delimiter not in (",", None))
+    return _table(_rows(lines, delimiter, source), source, delimiter)
+
+
+def _without_comments(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The other lines; below the last comment of the beginning, without its sign, if they have no names themselves."""
+    first = next((i for i, (_, line) in enumerate(lines) if not line.lstrip().startswith("#")), len(lines))
+    rows = [(number, line) for number, line in lines[first:] if not line.lstrip().startswith("#")]
+    if first and rows and not re.search("[a-df-z]", rows[0][1].lower()):  # as NumPy's savetxt writes a header
+        number, header = lines[first - 1]
+        rows.insert(0, (number, header.lstrip(" #")))
+    return rows
 
 
 def as_table(source: Any) -> TextTable:
@@ -113,18 +129,19 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
         raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
     if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
         raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
-    by_name = {
-        name.lower().replace(" ", "_").rpartition("/")[2]: name for name in reversed(columns) if name not in ignored
-    }
-    logged = {"steps": LOGGED}
-    first = lambda role: next(
-        (by_name[name] for name in (*NAMES[role], *logged.get(role, ())) if name in by_name), None
-    )
+    by_name = {_squeezed(name): name for name in reversed(columns) if name not in ignored}
+    usual = {**NAMES, "steps": (*NAMES["steps"], *LOGGED)}
+    first = lambda role: next((by_name[key] for key in map(_squeezed, usual[role]) if key in by_name), None)
     result = {role: given.get(role) or first(role) for role in NAMES}
     if lacking := [role for role in NEEDED if result[role] is None]:
         role = lacking[0]
         raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --column.{role}=NAME.")
     return result
+
+
+def _squeezed(name: str) -> str:
+    """``nembd`` for ``model/n_embd``, ``model.nEmbd`` and ``N Embd``."""
+    return re.sub("[^a-z0-9]", "", re.split("[/.]", name)[-1].lower())
 
 
 def _decoded(content: bytes, source: str) -> str:
@@ -133,19 +150,21 @@ def _decoded(content: bytes, source: str) -> str:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{source} is a damaged gzip file ({error}): copy it again.") from error
-    for start, kind in _FOREIGN.items():
-        if content.startswith(start):
-            raise InputError(f"{source} is {kind}: save it as CSV, as pandas' to_csv does.")
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        encoding = "utf-32"
+    elif content.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"
-    elif b"\x00" in content[:200]:
-        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
+    elif b"\x00" in content[:2]:
+        encoding = "utf-16-be" if content[:1] == b"\x00" else "utf-16-le"
     else:
         encoding = "utf-8-sig"
     try:
-        return content.decode(encoding)
+        text = content.decode(encoding)
     except UnicodeDecodeError:
-        return content.decode("latin-1")
+        text = content.decode("latin-1")
+    if _NO_TEXT.match(text):
+        raise InputError(f"{source} is no table of text: save it as CSV, as pandas' to_csv does.")
+    return text
 
 
 def _delimiter(header: str) -> str | None:
@@ -176,7 +195,7 @@ def _rows(lines: Sequence[tuple[int, str]], delimiter: str | None, source: str) 
     return rows
 
 
-def _table(rows: list[Row], source: str, decimal_comma: bool) -> TextTable:
+def _table(rows: list[Row], source: str, delimiter: str | None) -> TextTable:
     header, notes = rows[0][1], list[str]()
     body = [row for row in rows[1:] if row[1] != header]
     if (joined := len(rows) - len(body)) > 1:
@@ -195,6 +214,9 @@ def _table(rows: list[Row], source: str, decimal_comma: bool) -> TextTable:
     names = [name for name in header if name]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
+    decimal_comma = delimiter not in (",", None) and not any(
+        map(_DECIMAL_POINT.match, (c for _, row in body for c in row))
+    )
     columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
     return TextTable(source, columns, [number for number, _ in body], tuple(notes), decimal_comma)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def draw(ladder: Any) -> Figure:
 
 def position(size: Size) -> float:
     """Where a size is drawn: log2 of width^2 depth, proportional to the parameters."""
-    return float(np.log2(size.width**2 * size.depth))
+    return math.log2(size.width**2 * size.depth)
 
 
 def _draw_rates(ladder: Any, axes: Axes) -> None:

@@ -300,7 +300,9 @@ def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[
         notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
     if not result:
         reasons = "; ".join(left_out[:4])
-        raise InputError(f"no size has its best rate inside of its rates ({reasons}): add lower and higher ones.")
+        raise InputError(
+            f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
+        )
     return sorted(result, key=lambda one: work(one.search.size))
 
 

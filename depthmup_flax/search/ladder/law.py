@@ -43,7 +43,7 @@ class Size:
     def place(self) -> np.ndarray:
         """Base-2 logarithms along `AXES`, (4,)."""
         batch_size, steps = self.batch_size or 1, self.steps or 1
-        return np.log2([self.width, self.depth, steps * batch_size, batch_size])
+        return np.log2(np.array([self.width, self.depth, steps * batch_size, batch_size], np.float64))
 
     def __str__(self) -> str:
         return f"{self.width} x {self.depth}"
