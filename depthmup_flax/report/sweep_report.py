@@ -17,14 +17,18 @@ from depthmup_flax.report.own_records import read_csv
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, write_atomically
+from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_tables import is_table
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
+_LADDER_CAPTION = (
+    "Left: best rate against size, with its 95 % band to the target, and the curves. Right: the expected regret after "
+    "one more size, against its cost."
+)
 _DRAWN_BY = ("matplotlib", "jinja2")  # optional dependencies
 
 
@@ -86,11 +90,12 @@ def make_report(
         out = place / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
+    data["ladder"], ladder_files = ladder_in(paths[0])
     drawn, notebook = dict[str, bytes](), ""
     if all(map(importlib.util.find_spec, _DRAWN_BY)):
         from depthmup_flax.report import figures
 
-        pictured = figures.drawn(analysis)
+        pictured = figures.drawn(analysis) + ([(_LADDER_CAPTION, ladder_files)] if ladder_files else [])
         html, notebook = tables.as_pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
@@ -102,6 +107,15 @@ def make_report(
         for name, content in files.items():
             write_atomically(claim.workdir / name, content)
     return Report(data, tables.as_text(data, analysis), [claim.workdir / name for name in files], notebook)
+
+
+def ladder_in(directory: pathlib.Path) -> tuple[list[str], dict[str, bytes]]:
+    """What the ladder of a search says, and its figure; nothing if the search has none."""
+    if not (file := directory / "ladder.json").exists():
+        return [], {}
+    statement = [printable(str(line)) for line in read_json(file, "delete it").get("statement", ())]
+    pictures = [directory / "ladder.svg", directory / "ladder.png"]
+    return statement, {path.name: path.read_bytes() for path in pictures if all(one.exists() for one in pictures)}
 
 
 def first_round(sweep: Sweep) -> Sweep:

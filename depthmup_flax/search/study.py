@@ -41,6 +41,7 @@ from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune import tuning
+from depthmup_flax.search.tune.carry import carry
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
 from depthmup_flax.storage.files import absolute, as_path
@@ -220,6 +221,8 @@ class Study:
         lanes: int | None = None,
         overwrite: bool = False,
         on_record: OnRecord | None = None,
+        target: tuple[int, int] | None = None,
+        ladder: float | None = None,
         **values: Any,
     ) -> Best:
         """The best of a search on the proxy, whose runs are trained together; the same call again resumes.
@@ -238,8 +241,17 @@ class Study:
           extend: values that may be added at each end of the grid.
           trials: points of all rounds.
           lanes, overwrite, on_record: see `depthmup_flax.sweep`.
+          target: width and depth of a large network: says how far off the rate may be there, ``best.ladder``.
+          ladder: what sizes up to the target may cost, in runs of it, such as 0.1: trains some, and takes the rate that
+            they predict there. ``None``: no other size is trained.
           **values: of the hyperparameters.
         """
+        if ladder is not None:
+            require_number("ladder", ladder, above=0)
+            if target is None:
+                raise InputError(f"ladder is {ladder}, and target is not set: give its size, as target=(256, 16).")
+        if target is not None:
+            validate(self.config(*target))
         config = self.config()
         if tune or not values:
             names = as_tuple(tune) or default_names(config)
@@ -250,6 +262,10 @@ class Study:
         workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
         best = tuning.tune(config, search, workdir, objective=self.objective, **options)
+        if target is not None:
+            proxy, large = (self.config(*size, **best.fields) for size in ((), target))
+            steps = build_experiment(config, load=self._load).total_steps
+            carry(best, proxy, large, (steps, steps), ladder, lanes=lanes, load=self._load)
         self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
         return best
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import pathlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,12 @@ from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
 from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
 from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
 from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
-from depthmup_flax.storage.files import write_atomically
+from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import finite_or_none
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.table import Table
 
+FIGURE = "Best rate against size with its 95 % band, and what one more size would bring"
 BUDGET = 0.1  # of a run of the target, for one more size
 _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
@@ -113,7 +116,7 @@ class Ladder:
 
     def as_json(self) -> dict[str, Any]:
         """Its numbers, for a file."""
-        fields = {name: getattr(self, name) for name in ("rule", "rate", "interval", "notes")}
+        fields = {name: getattr(self, name) for name in ("statement", "rule", "rate", "interval", "notes")}
         searches = [dataclasses.asdict(one.search) for one in self.searched]
         parts = {name: getattr(self, name) for name in ("target", "regret", "forecast")}
         given = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
@@ -124,17 +127,23 @@ class Ladder:
         """Writes ``ladder.json``, and with matplotlib the figure, into a directory; returns the files."""
         from depthmup_flax.search.ladder.figure import pictures_of
 
-        place = pathlib.Path(directory)
+        place = as_path(directory)
         files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **pictures_of(self)}
         place.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(place / name, content)
         return [place / name for name in files]
 
-    def _repr_png_(self) -> bytes | None:
+    def html(self, text: str) -> str:
+        """A text above the figure, for a notebook."""
         from depthmup_flax.search.ladder.figure import pictures_of
 
-        return pictures_of(self).get("ladder.png")
+        picture = base64.b64encode(pictures_of(self).get("ladder.png", b"")).decode()
+        shown = f'<img alt="{FIGURE}" src="data:image/png;base64,{picture}">' if picture else ""
+        return f"<pre>{escape(text)}</pre>{shown}"
+
+    def _repr_html_(self) -> str:
+        return self.html(repr(self))
 
 
 def _percent(share: float) -> str:
