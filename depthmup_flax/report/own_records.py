@@ -156,19 +156,21 @@ def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[
     if lacking := len(table.lines) - len(rows):
         notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
     seeds = _seeds(table.columns[known["seed"]]) if known["seed"] else [0] * len(table.lines)
-    whole = {role: [int(x) if 1 <= x <= _MOST**2 else 0 for x in numbers[role]] for role in (*_WHOLE, *_OPTIONAL)}
-    return [
-        Run(
-            line=table.lines[row],
-            rate=numbers["learning_rate"][row],
-            loss=numbers["loss"][row] if math.isfinite(numbers["loss"][row]) else math.nan,
-            seed=seeds[row],
-            initial_loss=numbers["initial_loss"][row],
-            **{role: values[row] for role, values in whole.items()},
-            settings=tuple((name, table.columns[name][row]) for name in others),
-        )
-        for row in rows
-    ]
+    settings = lambda row: tuple((name, table.columns[name][row]) for name in others)
+    known_at = lambda row: {role: column[row] for role, column in numbers.items()}
+    return [_run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows]
+
+
+def _run(line: int, known: Mapping[str, float], seed: int, settings: tuple[tuple[str, str], ...]) -> Run:
+    return Run(
+        line=line,
+        rate=known["learning_rate"],
+        loss=known["loss"] if math.isfinite(known["loss"]) else math.nan,
+        seed=seed,
+        initial_loss=known["initial_loss"],
+        **{role: int(x) if 1 <= (x := known[role]) <= _MOST**2 else 0 for role in (*_WHOLE, *_OPTIONAL)},
+        settings=settings,
+    )
 
 
 def _is_run(width: float, depth: float, rate: float) -> bool:
@@ -217,14 +219,8 @@ def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
     evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
     rows = [row for row in rows if row.steps in evaluated] or rows
-    steps = [row.steps for row in rows]
-    columns = [[row.settings[i] for row in rows] for i in range(len(rows[0].settings))]
-    named = lambda column: len(set(column)) * _FEWEST_RUNS <= len(rows) and not _is_function(steps, column)
-    of_run = [i for i, column in enumerate(columns) if named(column)]
     ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
-    key = lambda row: (_width_and_depth(row), row.rate, row.seed, *(row.settings[i] for i in of_run))
-    runs = _grouped(rows, key).values()
-    lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in runs]
+    lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
     kept, unfinished = [row for own in lasts for row in own], lasts.count([])
     if len(kept) < len(rows):
         notes.append("The table is a log: of each run the row of its last step counts.")
@@ -236,6 +232,15 @@ def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     if unfinished:
         notes.append(f"{unfinished} runs end before others of their size: left out.")
     return kept
+
+
+def _runs_of_log(rows: Sequence[Run]) -> Iterable[list[Run]]:
+    """The rows of each run: those of a size, a rate and a seed, and of what has few values, no function of the step."""
+    steps = [row.steps for row in rows]
+    columns = [[row.settings[i] for row in rows] for i in range(len(rows[0].settings))]
+    named = lambda column: len(set(column)) * _FEWEST_RUNS <= len(rows) and not _is_function(steps, column)
+    of_run = [i for i, column in enumerate(columns) if named(column)]
+    return _grouped(rows, lambda row: (row.size[:2], row.rate, row.seed, *(row.settings[i] for i in of_run))).values()
 
 
 def _at_end(rows: Sequence[Run], end: int) -> list[Run]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from depthmup_flax.util.errors import InputError, did_you_mean, printable
 
+# Columns of steps in a log, which has a row for each evaluation of a run.
+LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
 # Role -> names under which trainers write it, in lower case, the likeliest first.
 NAMES: Mapping[str, Sequence[str]] = {
     "width": ("width", "n_embd", "d_model", "hidden_size", "n_embed", "hidden_dim", "embed_dim", "model_dim", "dim"),
@@ -26,20 +28,19 @@ NAMES: Mapping[str, Sequence[str]] = {
     "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "valid_loss", "test_loss", "final_loss", "train_loss"),
     "seed": ("seed", "random_seed", "rng_seed"),
     "initial_loss": ("initial_loss", "init_loss", "first_loss", "chance_loss"),
-    "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters"),
+    "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters", *LOGGED),
     "batch_size": ("batch_size", "batch", "global_batch_size"),
     "parameters": ("parameters", "params", "n_params", "num_params", "num_parameters"),
     "rule": ("rule", "parametrization", "parameterization"),
 }
 NEEDED = ("width", "depth", "learning_rate", "loss")
-# Columns of steps in a log, which has a row for each evaluation of a run.
-LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
 _DELIMITERS = (",", ";", "\t", "|")
 _EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
 _DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+")
+_MARKS = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # JSON, HTML, or control characters at the beginning
 _NO_TEXT = re.compile(r"\s*[{\[<]|[\s\S]{0,1000}?[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 
@@ -109,16 +110,21 @@ def _without_comments(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]
 
 def as_table(source: Any) -> TextTable:
     """The table of column -> values, of a data frame, or of a list of rows, name -> value."""
+    values = _by_column(source)
+    lengths = {len(column) for column in values.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise InputError("records have no rows: give a file, a data frame, a list of rows or column -> values.")
+    columns = {str(name): ["" if cell is None else str(cell) for cell in column] for name, column in values.items()}
+    return TextTable("records", columns, range(1, 1 + lengths.pop()))
+
+
+def _by_column(source: Any) -> Mapping[str, Sequence[Any]]:
     if hasattr(source, "to_dict"):
         source = source.to_dict("list") if hasattr(source, "iloc") else source.to_dict(as_series=False)
     if isinstance(source, (list, tuple)) and all(isinstance(row, Mapping) for row in source):
         names = dict.fromkeys(name for row in source for name in row)
-        source = {name: [row.get(name) for row in source] for name in names}
-    lengths = {len(values) for values in source.values()} if isinstance(source, Mapping) else set()
-    if len(lengths) != 1 or 0 in lengths:
-        raise InputError("records have no rows: give a file, a data frame, a list of rows or column -> values.")
-    columns = {str(name): ["" if value is None else str(value) for value in values] for name, values in source.items()}
-    return TextTable("records", columns, range(1, 1 + lengths.pop()))
+        return {name: [row.get(name) for row in source] for name in names}
+    return source if isinstance(source, Mapping) else {}
 
 
 def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str]) -> dict[str, str | None]:
@@ -130,9 +136,8 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
     if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
         raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
     by_name = {_squeezed(name): name for name in reversed(columns) if name not in ignored}
-    usual = {**NAMES, "steps": (*NAMES["steps"], *LOGGED)}
-    first = lambda role: next((by_name[key] for key in map(_squeezed, usual[role]) if key in by_name), None)
-    result = {role: given.get(role) or first(role) for role in NAMES}
+    usual = {role: filter(None, (by_name.get(_squeezed(name)) for name in names)) for role, names in NAMES.items()}
+    result = {role: given.get(role) or next(names, None) for role, names in usual.items()}
     if lacking := [role for role in NEEDED if result[role] is None]:
         role = lacking[0]
         raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --column.{role}=NAME.")
@@ -150,14 +155,9 @@ def _decoded(content: bytes, source: str) -> str:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{source} is a damaged gzip file ({error}): copy it again.") from error
-    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
-        encoding = "utf-32"
-    elif content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encoding = "utf-16"
-    elif b"\x00" in content[:2]:
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8-sig")
+    if encoding == "utf-8-sig" and b"\x00" in content[:2]:
         encoding = "utf-16-be" if content[:1] == b"\x00" else "utf-16-le"
-    else:
-        encoding = "utf-8-sig"
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError:
@@ -206,19 +206,23 @@ def _table(rows: list[Row], source: str, delimiter: str | None) -> TextTable:
         body = body[:-1]
     if not body:
         raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
+    _require_cells(header, body, source)
+    decimal_point = any(_DECIMAL_POINT.match(cell) for _, row in body for cell in row)
+    columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
+    is_comma = delimiter not in (",", None) and not decimal_point
+    return TextTable(source, columns, [number for number, _ in body], tuple(notes), is_comma)
+
+
+def _require_cells(header: Sequence[str], body: Sequence[Row], source: str) -> None:
+    """`InputError` unless each column has one name and each name a cell in each row."""
+    names = [name for name in header if name]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
     for number, row in body:
         if len(row) < len(header) or any(row[len(header) :]):
             raise InputError(
                 f"{source}, line {number}, has {len(row)} cells and the header {len(header)}: give both as many."
             )
-    names = [name for name in header if name]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
-    decimal_comma = delimiter not in (",", None) and not any(
-        map(_DECIMAL_POINT.match, (c for _, row in body for c in row))
-    )
-    columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
-    return TextTable(source, columns, [number for number, _ in body], tuple(notes), decimal_comma)
 
 
 def _with_index(header: list[str], body: Sequence[Row]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
+_NEAR = 0.12  # of the axis: sizes that share a label
 _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
 
@@ -44,7 +46,7 @@ def draw(ladder: Any) -> Figure:
 
 def position(size: Size) -> float:
     """Where a size is drawn: log2 of width^2 depth, proportional to the parameters."""
-    return math.log2(size.width**2 * size.depth)
+    return math.log2(size.parameters)
 
 
 def _draw_rates(ladder: Any, axes: Axes) -> None:
@@ -62,13 +64,26 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
         axes.errorbar(place, one.search.rate, error, color=color, marker="o", capsize=3, zorder=5)
     _draw_band(ladder, axes)
     sizes = [*(one.search.size for one in ladder.searched), ladder.target]
-    axes.set_xticks([position(size) for size in sizes], [str(size).replace(" x ", " x\n") for size in sizes])
+    labels = _labels(sizes)
+    axes.set_xticks(list(labels), ["\n".join(names) for names in labels.values()])
     axes.set_xlabel("width x depth, apart as log of width² depth")
     axes.yaxis.set_major_formatter(lambda value, _: f"{2.0**value:.2g}")
     axes.set_ylabel("best learning rate (log scale)")
     axes.set_title(
         f"Best rate and its 95 % band (rule {ladder.rule});\nbehind: loss above the lowest, to the right", fontsize=9
     )
+
+
+def _labels(sizes: Sequence[Size]) -> dict[float, list[str]]:
+    """Place -> the sizes there, or so near that their names would overlap."""
+    ordered = sorted(sizes, key=position)
+    near = _NEAR * (position(ordered[-1]) - position(ordered[0]))
+    labels = dict[float, list[str]]()
+    for size in ordered:
+        place = position(size)
+        at = next((other for other in labels if place - other <= near), place)
+        labels.setdefault(at, []).append(str(size))
+    return labels
 
 
 def _draw_band(ladder: Any, axes: Axes) -> None:

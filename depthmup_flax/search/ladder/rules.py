@@ -61,7 +61,8 @@ def compare_rules(
         config, grids, figure=COMPARISON, title=title, scale="ladder", extend=_EXTEND, objective=objective
     )
     sweep(config, directory, **options)
-    head = f"From {proxy.model.width} x {proxy.model.depth} to {size}, n = {len(seeds)} seeds, ± half of the 95 % interval:"
+    start = f"{proxy.model.width} x {proxy.model.depth}"
+    head = f"From {start} to {size}, n = {len(seeds)} seeds, ± half of the 95 % interval:"
     return f"{head}\n{comparison(analysis_of(read_sweep([directory])))}"
 
 
