@@ -49,8 +49,7 @@ class Parser(argparse.ArgumentParser):
     def define_columns(self) -> None:
         """Adds the flags that name the columns of a table of runs; see `columns`."""
         for role in NAMES:
-            words = role.replace("_", " ")
-            self.flag(f"--column.{role}", help=f"Of a table: column of the {words}; default: one of a usual name.")
+            self.flag(f"--column.{role}", help="Column of a table, in place of one of a usual name.")
         self.flag("--ignore", type=names, default=[], help="Of a table: columns that are no settings, as host,date.")
         self.flag("--initial", type=float, help="Of a table: the loss before learning, where it is no column.")
 

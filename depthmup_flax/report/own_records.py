@@ -11,7 +11,18 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.run_tables import LOGGED, NEEDED, TextTable, as_table, columns_of, read_table
-from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, LEARNING_RATE, Record, Sweep, SweepInfo
+from depthmup_flax.storage.sweep_records import (
+    COMPLETED,
+    DIVERGED,
+    LEARNING_RATE,
+    LOSS_FIELDS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Record,
+    Sweep,
+    SweepInfo,
+)
 from depthmup_flax.util.errors import InputError, printable
 
 _FIELDS = {"width": "model.width", "depth": "model.depth", "rule": "parametrization.preset"}
@@ -62,6 +73,7 @@ class OwnRuns:
     name: str
     runs: Sequence[Run]
     notes: tuple[str, ...]  # what was left out, in sentences
+    objective: str = TRAIN  # the loss of `OBJECTIVES` that the name of its column means
 
 
 def read_csv(
@@ -90,14 +102,15 @@ def read_csv(
             f"{str(path)!r} has no column 'initial_loss', or an empty cell there: a report measures from the loss "
             "before learning what is learned. Give it, as --initial=2.3, or use depthmup ladder, which needs none."
         )
-    records = [_record(run, f"{str(path)!r}, line {run.line}") for run in runs]
+    records = [_record(run, f"{str(path)!r}, line {run.line}", own.objective) for run in runs]
     axes = {axis: sorted({record.point[axis] for record in records}) for axis in records[0].point}
     base = {"model": {f"base_{name}": axes[_FIELDS[name]][0] for name in _WHOLE}}
-    info = SweepInfo(path.stem, f"Runs of {path.name}", "own", LEARNING_RATE, axes, base, runs=len(records))
+    title, count = f"Runs of {path.name}", len(records)
+    info = SweepInfo(path.stem, title, "own", LEARNING_RATE, axes, base, objective=own.objective, runs=count)
     return Sweep(info, records, list(own.notes), axes)
 
 
-def _record(run: Run, where: str) -> Record:
+def _record(run: Run, where: str, objective: str) -> Record:
     finite = math.isfinite(run.loss)
     sizes = {_FIELDS["width"]: run.width, _FIELDS["depth"]: run.depth}
     settings = {_FIELDS.get(name, name): value for name, value in run.settings}
@@ -111,9 +124,9 @@ def _record(run: Run, where: str) -> Record:
         seed=run.seed,
         steps=run.steps,
         train_loss=None,
-        train_loss_avg=run.loss if finite else None,
         slice_steps=1,
         train_loss_slices=[run.initial_loss],
+        **{"train_loss_avg": None, LOSS_FIELDS[objective]: run.loss if finite else None},
     )
 
 
@@ -142,7 +155,9 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
         runs = _last_of_log(runs, notes)
     runs = _with_settings(runs, known["rule"], notes)
     runs = _equally_many_seeds(_once(runs, known["seed"] is not None, notes), notes)
-    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes))
+    name = (known["loss"] or "").lower()
+    objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name), TRAIN)
+    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective)
 
 
 def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str], notes: list[str]) -> list[Run]:
@@ -156,7 +171,7 @@ def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[
     if lacking := len(table.lines) - len(rows):
         notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
     seeds = _seeds(table.columns[known["seed"]]) if known["seed"] else [0] * len(table.lines)
-    settings = lambda row: tuple((name, table.columns[name][row]) for name in others)
+    settings = lambda row: tuple((name, table.text(name, row)) for name in others)
     known_at = lambda row: {role: column[row] for role, column in numbers.items()}
     return [_run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows]
 

@@ -150,7 +150,7 @@ def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     lacking = sum(record.status == COMPLETED and record.loss(loss) is None for record in records)
-    if loss != TRAIN and lacking:
+    if lacking:
         raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
     # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
     planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())

@@ -39,6 +39,8 @@ _EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "dive
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
+_NUMBER_CELL = re.compile(r"(^|[,;\t| ])[-+]?\d[\d.e+-]*([,;\t| ]|$)")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(e[-+]?\d+)?", re.IGNORECASE)
 _DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+")
 _MARKS = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # JSON, HTML, or control characters at the beginning
@@ -57,20 +59,21 @@ class TextTable:
     notes: tuple[str, ...] = ()
     decimal_comma: bool = False  # whether 0,5 is a half
 
+    def text(self, name: str, row: int) -> str:
+        """A cell, with a point in decimal numbers."""
+        text = self.columns[name][row].strip()
+        return text.replace(",", ".") if self.decimal_comma and _DECIMAL_COMMA.fullmatch(text) else text
+
     def number(self, name: str, row: int, whole: bool) -> float | None:
         """The number in a cell, NaN for an empty one; ``None`` if it is another text.
 
         Only ``whole`` numbers may have commas between thousands: 2,345 may be a loss in a table with decimal commas.
         """
-        text = self.columns[name][row].strip()
-        if text.lower() in _EMPTY:
-            return float("nan")
-        if whole and _THOUSANDS.fullmatch(text):
-            text = "" if self.decimal_comma else text.replace(",", "")
-        elif self.decimal_comma:
-            text = text.replace(",", ".")
+        text = self.text(name, row)
+        if whole and _THOUSANDS.fullmatch(self.columns[name][row]):
+            text = "both" if self.decimal_comma else text.replace(",", "")
         try:
-            return float(text)
+            return float("nan" if text.lower() in _EMPTY else text)
         except ValueError:
             return None
 
@@ -102,7 +105,7 @@ def _without_comments(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]
     """The other lines; below the last comment of the beginning, without its sign, if they have no names themselves."""
     first = next((i for i, (_, line) in enumerate(lines) if not line.lstrip().startswith("#")), len(lines))
     rows = [(number, line) for number, line in lines[first:] if not line.lstrip().startswith("#")]
-    if first and rows and not re.search("[a-df-z]", rows[0][1].lower()):  # as NumPy's savetxt writes a header
+    if first and rows and _NUMBER_CELL.search(rows[0][1]):  # as NumPy's savetxt writes a header
         number, header = lines[first - 1]
         rows.insert(0, (number, header.lstrip(" #")))
     return rows

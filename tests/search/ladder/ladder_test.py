@@ -139,7 +139,7 @@ def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
             ["ladder", "runs.csv", *target, *named],
             ["ladder", "runs.csv", *target, "--json", "--out=out"],
             ["ladder", "runs.csv", *target, "--column.width=size"],
-            ["forecast", "runs.csv", *target],
+            ["forecast", "runs.csv", *target, *named],
             ["report", "nowhere.csv"],
         ],
         cwd=tmp_path,
