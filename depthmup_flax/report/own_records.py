@@ -114,6 +114,7 @@ def _record(run: Run, where: str, objective: str) -> Record:
     finite = math.isfinite(run.loss)
     sizes = {_FIELDS["width"]: run.width, _FIELDS["depth"]: run.depth}
     settings = {_FIELDS.get(name, name): value for name, value in run.settings}
+    losses: dict[str, Any] = {"train_loss_avg": None, LOSS_FIELDS[objective]: run.loss if finite else None}
     return Record(
         run=where,
         status=COMPLETED if finite else DIVERGED,
@@ -126,7 +127,7 @@ def _record(run: Run, where: str, objective: str) -> Record:
         train_loss=None,
         slice_steps=1,
         train_loss_slices=[run.initial_loss],
-        **{"train_loss_avg": None, LOSS_FIELDS[objective]: run.loss if finite else None},
+        **losses,
     )
 
 
@@ -199,9 +200,11 @@ def _numbers(table: TextTable, role: str, name: str | None) -> list[float]:
     numbers = []
     for row, line in enumerate(table.lines):
         number, text = table.number(name, row, role in (*_WHOLE, *_OPTIONAL)), table.columns[name][row]
-        shown = repr(printable(text[:40])) if number is None else text
-        if problem := "write a number." if number is None else _problem(role, number):
-            raise InputError(f"{table.source}, line {line}: {name} is {shown}: {problem}")
+        if number is None:
+            shown = repr(printable(text[:40]))
+            raise InputError(f"{table.source}, line {line}: {name} is {shown}: write a number.")
+        if problem := _problem(role, number):
+            raise InputError(f"{table.source}, line {line}: {name} is {text}: {problem}")
         numbers.append(number)
     return numbers
 

@@ -263,7 +263,8 @@ class Study:
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
         best = tuning.tune(config, search, workdir, objective=self.objective, **options)
         if target is not None:
-            proxy, large = (self.config(*size, **best.fields) for size in ((), target))
+            fields: dict[str, Any] = best.fields
+            proxy, large = (self.config(*size, **fields) for size in ((), target))
             steps = build_experiment(config, load=self._load).total_steps
             carry(best, proxy, large, (steps, steps), ladder, lanes=lanes, load=self._load)
         self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`

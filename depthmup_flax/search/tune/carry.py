@@ -61,8 +61,9 @@ def compare_on_ladder(
     best: Best, proxy: ConfigDict, steps: int, names: Sequence[str], seeds: Sequence[int], **options: Any
 ) -> str:
     """`compare_rules` at the largest size of a ladder, or else the next one; a sentence if there is none."""
-    found = best.ladder
-    sizes = [one.search.size for one in found.searched[1:]] + [found.next.size] * bool(found.next) if found else []
+    sizes = [one.search.size for one in best.ladder.searched[1:]] if best.ladder else []
+    if best.ladder and best.ladder.next and not sizes:
+        sizes = [best.ladder.next.size]
     if not sizes:
         return "No rules are compared: the ladder has no size between proxy and target."
     searched = read_sweep([best.directory])
