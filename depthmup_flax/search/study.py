@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -246,12 +247,7 @@ class Study:
             they predict there. ``None``: no other size is trained.
           **values: of the hyperparameters.
         """
-        if ladder is not None:
-            require_number("ladder", ladder, above=0)
-            if target is None:
-                raise InputError(f"ladder is {ladder}, and target is not set: give its size, as target=(256, 16).")
-        if target is not None:
-            validate(self.config(*target))
+        self._require_target(target, ladder)
         config = self.config()
         if tune or not values:
             names = as_tuple(tune) or default_names(config)
@@ -269,6 +265,16 @@ class Study:
             carry(best, proxy, large, (steps, steps), ladder, lanes=lanes, load=self._load)
         self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
         return best
+
+    def _require_target(self, target: Any, ladder: float | None) -> None:
+        if ladder is not None:
+            require_number("ladder", ladder, above=0)
+        if (ladder is not None and target is None) or (target is not None and np.shape(target) != (2,)):
+            raise InputError(f"target is {shown(target)}: give the large network's width and depth, as (256, 16).")
+        if target is not None:
+            for name, size, least in zip(("width", "depth"), target, self.base, strict=True):
+                require_number(f"target's {name}", size, least=least, whole=True)
+            validate(self.config(*target))
 
     def sweep(
         self,
