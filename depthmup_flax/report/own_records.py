@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.run_tables import LOGGED, NEEDED, TextTable, as_table, columns_of, read_table
+from depthmup_flax.storage.run_tables import NEEDED, TextTable, as_table, columns_of, is_logged, read_table
 from depthmup_flax.storage.sweep_records import (
     COMPLETED,
     DIVERGED,
@@ -152,7 +152,7 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
     if taken := [f"{role} is {name}" for role, name in known.items() if name not in (None, role)]:
         notes.append(f"Columns: {', '.join(taken)}.")
     runs = _typed(table, known, ignored, notes)
-    if str(known["steps"]).lower() in LOGGED:
+    if is_logged(known["steps"]):
         runs = _last_of_log(runs, notes)
     runs = _with_settings(runs, known["rule"], notes)
     runs = _equally_many_seeds(_once(runs, known["seed"] is not None, notes), notes)

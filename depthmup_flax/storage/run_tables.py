@@ -18,7 +18,7 @@ from typing import Any
 
 from depthmup_flax.util.errors import InputError, did_you_mean, printable
 
-# Columns of steps in a log, which has a row for each evaluation of a run.
+# Columns of steps in a log.
 LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
 # Role -> names under which trainers write it, in lower case, the likeliest first.
 NAMES: Mapping[str, Sequence[str]] = {
@@ -138,18 +138,38 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
         raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
     if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
         raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
-    by_name = {_squeezed(name): name for name in reversed(columns) if name not in ignored}
-    usual = {role: filter(None, (by_name.get(_squeezed(name)) for name in names)) for role, names in NAMES.items()}
-    result = {role: given.get(role) or next(names, None) for role, names in usual.items()}
+    usual = _usual_columns([name for name in columns if name not in ignored])
+    result = {role: given.get(role) or usual.get(role) for role in NAMES}
     if lacking := [role for role in NEEDED if result[role] is None]:
         role = lacking[0]
         raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --column.{role}=NAME.")
     return result
 
 
+def _usual_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Role -> the first column with a usual name, which may be the last part of a longer one."""
+    result = dict[str, str]()
+    for of in (_last, str):
+        by_name = {_squeezed(of(name)): name for name in reversed(columns)}
+        for role, names in NAMES.items():
+            known = [by_name[key] for key in map(_squeezed, names) if key in by_name]
+            result |= {role: name for name in known[:1]}
+    return result
+
+
+def is_logged(steps: str | None) -> bool:
+    """Whether the name of a column of steps is that of a log, which has a row for each evaluation of a run."""
+    return steps is not None and _squeezed(_last(steps)) in map(_squeezed, LOGGED)
+
+
 def _squeezed(name: str) -> str:
-    """``nembd`` for ``model/n_embd``, ``model.nEmbd`` and ``N Embd``."""
-    return re.sub("[^a-z0-9]", "", re.split("[/.]", name)[-1].lower())
+    """``valloss`` for ``val/loss``, ``val_loss`` and ``Val Loss``."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _last(name: str) -> str:
+    """``n_embd`` for ``model.n_embd``."""
+    return re.split("[/.]", name)[-1]
 
 
 def _decoded(content: bytes, source: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from depthmup_flax.report import style
 from depthmup_flax.search.ladder.law import Size, known_laws
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
@@ -22,21 +21,13 @@ _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
 
 def pictures_of(ladder: Any) -> dict[str, bytes]:
-    """``ladder.png`` and ``ladder.svg`` of a `ladder.Ladder`; nothing without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return {}
-    import matplotlib
-
-    from depthmup_flax.report import style
-
+    """``ladder.png`` and ``ladder.svg`` of a `ladder.Ladder`."""
     with matplotlib.rc_context(style.STYLE):
         return style.pictures(draw(ladder), "ladder")
 
 
 def draw(ladder: Any) -> Figure:
     """Left the rates, right what the next steps bring, if there are any."""
-    from depthmup_flax.report import style
-
     figure, grid = style.canvas(1, 2 if ladder.steps else 1, width=5.0, height=4.2)
     _draw_rates(ladder, grid[0][0])
     if ladder.steps:
@@ -50,8 +41,6 @@ def position(size: Size) -> float:
 
 
 def _draw_rates(ladder: Any, axes: Axes) -> None:
-    from depthmup_flax.report import style
-
     places = [position(one.search.size) for one in ladder.searched]
     colors = style.colors(range(len(places)))
     gap = min([abs(a - b) for a in places for b in [*places, position(ladder.target)] if a != b] or [1.0])
@@ -108,8 +97,6 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 
 
 def _draw_steps(ladder: Any, axes: Axes) -> None:
-    from depthmup_flax.report import style
-
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
     for one in ladder.steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -129,10 +130,8 @@ class Ladder:
 
     def write(self, directory: str | os.PathLike[str]) -> list[pathlib.Path]:
         """Writes ``ladder.json``, and with matplotlib the figure, into a directory; returns the files."""
-        from depthmup_flax.search.ladder.figure import pictures_of
-
         place = as_path(directory)
-        files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **pictures_of(self)}
+        files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **self._pictures}
         place.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(place / name, content)
@@ -140,14 +139,21 @@ class Ladder:
 
     def html(self, text: str) -> str:
         """A text above the figure, for a notebook."""
-        from depthmup_flax.search.ladder.figure import pictures_of
-
-        picture = base64.b64encode(pictures_of(self).get("ladder.png", b"")).decode()
+        picture = base64.b64encode(self._pictures.get("ladder.png", b"")).decode()
         shown = f'<img alt="{FIGURE}" src="data:image/png;base64,{picture}">' if picture else ""
         return f"<pre>{escape(text)}</pre>{shown}"
 
     def _repr_html_(self) -> str:
         return self.html(repr(self))
+
+    @property
+    def _pictures(self) -> dict[str, bytes]:
+        """Name -> file; nothing without matplotlib."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return {}
+        from depthmup_flax.search.ladder import figure
+
+        return figure.pictures_of(self)
 
 
 def _percent(share: float) -> str:

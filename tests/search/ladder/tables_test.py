@@ -72,6 +72,13 @@ KINDS = {
     "an accuracy of few values": lambda rows: with_column(rows, "acc", lambda i, row: 0.3 + 0.1 * (i % 7)),
     "own seed for each run": lambda rows: with_column(rows, "seed", lambda i, row: 7919 * (i + 1)),
     "log": of_log,
+    "losses of a tracker": lambda rows: [
+        {"train/loss": 1.0 + i % 3, **{k.replace("val_", "val/"): v for k, v in row.items()}}
+        for i, row in enumerate(rows)
+    ],
+    "log of another name": lambda rows: [
+        {"train/Global Step" if k == "iter" else k: v for k, v in r.items()} for r in of_log(rows)
+    ],
     "log with rows of training": lambda rows: [
         other for row in of_log(rows) for other in (row, {**row, "iter": row["iter"] + 1, "val_loss": ""})
     ],
