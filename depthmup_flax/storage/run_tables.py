@@ -152,8 +152,8 @@ def _usual_columns(columns: Sequence[str]) -> dict[str, str]:
     for of in (_last, str):
         by_name = {_squeezed(of(name)): name for name in reversed(columns)}
         for role, names in NAMES.items():
-            known = [by_name[key] for key in map(_squeezed, names) if key in by_name]
-            result |= {role: name for name in known[:1]}
+            if known := [by_name[key] for key in map(_squeezed, names) if key in by_name]:
+                result[role] = known[0]
     return result
 
 

@@ -73,7 +73,7 @@ KINDS = {
     "own seed for each run": lambda rows: with_column(rows, "seed", lambda i, row: 7919 * (i + 1)),
     "log": of_log,
     "losses of a tracker": lambda rows: [
-        {"train/loss": 1.0 + i % 3, **{k.replace("val_", "val/"): v for k, v in row.items()}}
+        {"train/loss": 1.0 + i % 3, **{name.replace("val_", "val/"): value for name, value in row.items()}}
         for i, row in enumerate(rows)
     ],
     "log of another name": lambda rows: [
