@@ -11,7 +11,7 @@ Examples:
 The config has tuned hyperparameters, such as the tuned.py of depthmup tune. The ladder
 trains smaller networks with them, a law is fitted to their losses, and forecast.json has
 the target's loss with a 95 % interval. Rerunning resumes. A table of runs of any trainer,
-with several rates at each size, is a ladder, too: depthmup ladder names its columns.
+with several rates at each size, is a ladder, too; flags name its columns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import argparse
 import dataclasses
 import json
 
-from depthmup_flax.commands.parser import Parser, lanes, numbers, one_device_per_core
+from depthmup_flax.commands.ladder import TARGET, ladder_of
+from depthmup_flax.commands.parser import Parser, columns, lanes, numbers, one_device_per_core
 from depthmup_flax.config.files import run_name
 from depthmup_flax.devices.host import cache_compilations
 from depthmup_flax.storage.sweep_records import OBJECTIVE_CHOICES
 from depthmup_flax.util.errors import InputError
 
-_TARGET = ("width", "depth", "steps", "batch_size")
 _LADDER = ("widths", "depths", "steps")
 
 
@@ -35,7 +35,7 @@ def define(parser: Parser) -> None:
     parser.define_config("Tuned hyperparameters: a shipped config or a Python file.")
     parser.define_words()
     parser.flag("--workdir", help="Directory; default runs/forecast/ and the config's name.")
-    for name in _TARGET:
+    for name in TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}; default: the config's.")
     parser.flag("--budget", type=float, help="Of the ladder, such as 0.05 of the target's operations.")
     for name in _LADDER:
@@ -44,6 +44,7 @@ def define(parser: Parser) -> None:
     compared = "The loss; auto: that which runs evaluate."
     parser.flag("--objective", default="auto", choices=OBJECTIVE_CHOICES, help=compared)
     parser.flag("--lanes", type=lanes, help="Runs at a time on a device: auto, which is the default, all or a number.")
+    parser.define_columns()
     parser.flag("--check", help="Compare this run of the target with the forecast in --workdir.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
 
@@ -65,9 +66,13 @@ def main(args: argparse.Namespace) -> None:
     if args.words:
         of_table(args)
         return
+    if given := columns(args):
+        raise InputError(
+            f"{', '.join(given)}: flags of a table, and none is named. Name it, as depthmup forecast runs.csv."
+        )
     config = args.config.resolved()
     plan = LadderPlan(budget=args.budget, seeds=args.seeds, **{name: getattr(args, name) for name in _LADDER})
-    target = {name: getattr(args, f"target_{name}") for name in _TARGET}
+    target = {name: getattr(args, f"target_{name}") for name in TARGET}
     workdir = as_path(args.workdir or f"runs/forecast/{run_name(args.config.path())}")
     cache_compilations()
     one_device_per_core()
@@ -80,15 +85,9 @@ def main(args: argparse.Namespace) -> None:
 
 def of_table(args: argparse.Namespace) -> None:
     """Prints the forecast from a table of runs."""
-    from depthmup_flax.search.ladder.ladder import ladder
-    from depthmup_flax.storage.files import as_path
-
-    if len(args.words) > 1 or None in (args.target_width, args.target_depth):
-        raise InputError("a forecast from a table needs one file, --target.width and --target.depth.")
-    size = args.target_width, args.target_depth
-    found = ladder(as_path(args.words[0]), size, steps=args.target_steps, batch_size=args.target_batch_size)
+    _, found = ladder_of(args)
     if found.forecast is None:
-        raise InputError("; ".join(found.notes))
+        raise InputError(" ".join([found.notes[-1], *found.notes[:-1]]))
     print(json.dumps(dataclasses.asdict(found.forecast)) if args.json else found.forecast_line)
     if not args.json:
         print(f"law: loss ~ {found.forecast.fits[0].law}", *(f"- {note}" for note in found.notes), sep="\n")

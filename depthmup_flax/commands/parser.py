@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from depthmup_flax.config import flags
 from depthmup_flax.config.files import is_config, run_name
 from depthmup_flax.devices.host import cpu_cores
+from depthmup_flax.storage.run_tables import NAMES
 from depthmup_flax.util.errors import InputError, closest
 
 
@@ -44,6 +45,13 @@ class Parser(argparse.ArgumentParser):
     def define_words(self) -> None:
         """Allows words that are not flags: ``words``."""
         self._has_words = True
+
+    def define_columns(self) -> None:
+        """Adds the flags that name the columns of a table of runs; see `columns`."""
+        for role in NAMES:
+            self.flag(f"--column.{role}", help="Column of a table, in place of one of a usual name.")
+        self.flag("--ignore", type=names, default=[], help="Of a table: columns that are no settings, as host,date.")
+        self.flag("--initial", type=float, help="Of a table: the loss before learning, where it is no column.")
 
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
@@ -82,6 +90,13 @@ class Parser(argparse.ArgumentParser):
             except InputError:  # the config cannot be read
                 pass
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
+
+
+def columns(args: argparse.Namespace) -> dict[str, Any]:
+    """What `Parser.define_columns` was given, as `depthmup_flax.ladder` and `make_report` take it."""
+    named = {role: name for role in NAMES if (name := getattr(args, f"column_{role}")) is not None}
+    given = {"columns": named, "ignored": args.ignore, "initial_loss": args.initial}
+    return {name: value for name, value in given.items() if value not in ({}, [], None)}
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ Examples:
     depthmup report runs/proxy runs/large
 
 DIR is the --workdir of a sweep; several are the shards of one sweep. The
-default is the newest sweep below ./runs. A file has a line for each run of your
-own loop: width,depth,learning_rate,seed,initial_loss,loss. Two directories, of a
+default is the newest sweep below ./runs. A file has a line for each run of your own
+loop, with width, depth, learning rate, loss and the loss before learning. Two directories, of a
 proxy's run or search and of a larger run, are compared by what the rule keeps equal.
 Exit codes: 0 success, 2 bad input.
 """
@@ -22,7 +22,7 @@ import pathlib
 import shlex
 from collections.abc import Sequence
 
-from depthmup_flax.commands.parser import Parser
+from depthmup_flax.commands.parser import Parser, columns
 from depthmup_flax.report import make_report
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.report.verdict import TOLERANCE
@@ -43,6 +43,7 @@ def define(parser: Parser) -> None:
     parser.flag("--tolerance", type=float, default=TOLERANCE, help=small)
     which = "Which loss: of the end of training, or after it; default: the sweep's objective."
     parser.flag("--loss", choices=list(LOSSES), help=which)
+    parser.define_columns()
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     if len(directories) == 2 and workdirs.kind_of(directories[1]) == workdirs.RUN:
         print_comparison(directories, args.out)
         return 0
-    report = make_report(directories, args.out, tolerance=args.tolerance, loss=args.loss)
+    report = make_report(directories, args.out, tolerance=args.tolerance, loss=args.loss, **columns(args))
     print(report.text)
     print("\nwritten:", *report.paths, sep="\n  ")
     tuned = directories[0] / "tuned.py"

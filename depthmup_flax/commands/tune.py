@@ -35,7 +35,8 @@ def define(parser: Parser) -> None:
     parser.flag("--trials", type=int, default=48, help="Points beyond the rates, if more than the rate is tuned.")
     compared = "The loss that is compared; auto: on held-out training examples."
     parser.flag("--objective", default="auto", choices=OBJECTIVE_CHOICES, help=compared)
-    parser.flag("--compare", type=names, default=[], help="Also train the target under presets: sp, mup, ...")
+    others = "Also train the target, or with --ladder a size of it, under presets: sp, ..."
+    parser.flag("--compare", type=names, default=[], help=others)
     larger = "Train sizes up to the target's for this share of its run, such as 0.1, and take the rate they predict."
     parser.flag("--ladder", type=float, help=larger)
     parser.flag("--octaves", type=int, default=4, help="Octaves to search on each side of the config's rate.")

@@ -131,7 +131,7 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
     if finite.max() < best.min() + 1.7 * (top - best.min()):  # no loss is extreme
         top = finite.max()
     top = max(top + 0.05 * (top - best.min()), best.min() + 0.02 * abs(best.min()) + 1e-9)
-    is_log = bool(best.min() > 0 and top > 20 * best.min())
+    is_log = bool(best.min() > 0 and 20 < top / best.min() < 1e30)
     low = best.min() / 1.3 if is_log else best.min() - 0.08 * (top - best.min())
     return float(low), float(top), is_log
 

@@ -10,18 +10,30 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.run_tables import LOGGED, NAMES, TextTable, as_table, read_table, role_of
-from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, LEARNING_RATE, Record, Sweep, SweepInfo
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.storage.run_tables import NEEDED, TextTable, as_table, columns_of, is_logged, read_table
+from depthmup_flax.storage.sweep_records import (
+    COMPLETED,
+    DIVERGED,
+    LEARNING_RATE,
+    LOSS_FIELDS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Record,
+    Sweep,
+    SweepInfo,
+)
+from depthmup_flax.util.errors import InputError, printable
 
 _FIELDS = {"width": "model.width", "depth": "model.depth", "rule": "parametrization.preset"}
-_NEEDED = ("width", "depth", "learning_rate", "loss")
 _OPTIONAL = ("steps", "batch_size", "parameters")
-_NUMBERS = (*_NEEDED, "initial_loss", *_OPTIONAL)
+_NUMBERS = (*NEEDED, "initial_loss", *_OPTIONAL)
 _WHOLE = ("width", "depth")
+_MOST = 2**31  # of a width or depth
 _FEWEST_RUNS = 6  # of a setting's value: two sizes with three rates
 # Columns of trackers that no training depends on.
 _NO_SETTINGS = ("state", "status", "host", "hostname", "user", "tags", "notes", "created", "commit", "device", "gpu")
+_MOST_UNFINISHED = 0.25  # of the runs of a log
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -61,34 +73,48 @@ class OwnRuns:
     name: str
     runs: Sequence[Run]
     notes: tuple[str, ...]  # what was left out, in sentences
+    objective: str = TRAIN  # the loss of `OBJECTIVES` that the name of its column means
 
 
-def read_csv(path: pathlib.Path) -> Sweep:
+def read_csv(
+    path: pathlib.Path,
+    columns: Mapping[str, str] | None = None,
+    ignored: Sequence[str] = (),
+    initial_loss: float | None = None,
+) -> Sweep:
     """A table of runs as a sweep: a line per run, with columns that `read_runs` knows.
 
-    ``initial_loss`` is that of the first steps: what a run learned is measured from there. The base is the smallest
-    width and depth; a column ``rule`` tells rules and controls apart.
+    The base is the smallest width and depth; a column ``rule`` tells rules and controls apart.
+
+    Args:
+      path, columns, ignored: see `read_runs`.
+      initial_loss: before learning: what a run learned is measured from there. ``None``: a column of the table.
 
     Raises:
       InputError: see `read_runs`; or there is no initial loss.
     """
-    own = read_runs(path)
-    if any(math.isnan(run.initial_loss) for run in own.runs):
+    own = read_runs(path, columns, ignored)
+    runs = own.runs
+    if initial_loss is not None:
+        runs = [dataclasses.replace(run, initial_loss=initial_loss) for run in runs]
+    if any(math.isnan(run.initial_loss) for run in runs):
         raise InputError(
-            f"{str(path)!r} has no column 'initial_loss', or an empty cell there: a report measures from the loss of "
-            f"the first steps what is learned. Add it, or use depthmup ladder, which needs none."
+            f"{str(path)!r} has no column 'initial_loss', or an empty cell there: a report measures from the loss "
+            "before learning what is learned. Give it, as --initial=2.3, or use depthmup ladder, which needs none."
         )
-    records = [_record(run, f"{str(path)!r}, line {run.line}") for run in own.runs]
+    records = [_record(run, f"{str(path)!r}, line {run.line}", own.objective) for run in runs]
     axes = {axis: sorted({record.point[axis] for record in records}) for axis in records[0].point}
     base = {"model": {f"base_{name}": axes[_FIELDS[name]][0] for name in _WHOLE}}
-    info = SweepInfo(path.stem, f"Runs of {path.name}", "own", LEARNING_RATE, axes, base, runs=len(records))
+    title, count = f"Runs of {path.name}", len(records)
+    info = SweepInfo(path.stem, title, "own", LEARNING_RATE, axes, base, objective=own.objective, runs=count)
     return Sweep(info, records, list(own.notes), axes)
 
 
-def _record(run: Run, where: str) -> Record:
+def _record(run: Run, where: str, objective: str) -> Record:
     finite = math.isfinite(run.loss)
     sizes = {_FIELDS["width"]: run.width, _FIELDS["depth"]: run.depth}
     settings = {_FIELDS.get(name, name): value for name, value in run.settings}
+    losses: dict[str, Any] = {"train_loss_avg": None, LOSS_FIELDS[objective]: run.loss if finite else None}
     return Record(
         run=where,
         status=COMPLETED if finite else DIVERGED,
@@ -99,18 +125,18 @@ def _record(run: Run, where: str) -> Record:
         seed=run.seed,
         steps=run.steps,
         train_loss=None,
-        train_loss_avg=run.loss if finite else None,
         slice_steps=1,
         train_loss_slices=[run.initial_loss],
+        **losses,
     )
 
 
-def read_runs(source: Any, names: Mapping[str, str | None] | None = None, ignored: Sequence[str] = ()) -> OwnRuns:
+def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Sequence[str] = ()) -> OwnRuns:
     """The runs of a table.
 
     Args:
       source: a file; or column -> values, or a list of rows, name -> value, such as pandas has them.
-      names: role of `NAMES` -> column; others are found by usual names, such as ``n_embd`` for the width.
+      columns: role of `NAMES` -> column; others are found by usual names, such as ``n_embd`` for the width.
       ignored: further columns that are no settings.
 
     A loss that is empty, NaN or infinite is that of a diverged run. Of a log, with a row for each evaluation, the last
@@ -121,70 +147,85 @@ def read_runs(source: Any, names: Mapping[str, str | None] | None = None, ignore
     """
     is_path = isinstance(source, (str, os.PathLike))
     table = read_table(pathlib.Path(source).expanduser()) if is_path else as_table(source)
-    columns = list(table.columns)
-    known = {role: role_of(columns, role, (names or {}).get(role), table.source) for role in NAMES}
-    for role in _NEEDED:
-        if known[role] is None:
-            shown = ", ".join(columns[:20])
-            raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --{role}=COLUMN.")
-    taken = {role: name for role, name in known.items() if name is not None and name != role}
-    notes = [*table.notes, *(["Columns: " + ", ".join(f"{k} is {v}" for k, v in taken.items()) + "."] if taken else [])]
+    known = columns_of(table, columns or {}, ignored)
+    notes = list(table.notes)
+    if taken := [f"{role} is {name}" for role, name in known.items() if name not in (None, role)]:
+        notes.append(f"Columns: {', '.join(taken)}.")
     runs = _typed(table, known, ignored, notes)
-    if str(known["steps"]).lower() in LOGGED:
+    if is_logged(known["steps"]):
         runs = _last_of_log(runs, notes)
     runs = _with_settings(runs, known["rule"], notes)
     runs = _equally_many_seeds(_once(runs, known["seed"] is not None, notes), notes)
-    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes))
+    name = (known["loss"] or "").lower()
+    objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name), TRAIN)
+    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective)
 
 
 def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str], notes: list[str]) -> list[Run]:
     """The rows whose size and rate are known, with the cells of all further columns as settings."""
     used = {name for role, name in known.items() if role != "rule"} | set(ignored)
     others = [name for name in table.columns if name not in used]
-    runs, seeds = list[Run](), dict[str, int]()
-    for row, line in enumerate(table.lines):
-        own = {role: _number(table, name, row) if (name := known[role]) else math.nan for role in _NUMBERS}
-        for role in _WHOLE:
-            if not ((own[role] >= 1 and own[role].is_integer()) or math.isnan(own[role])):
-                text = f"{known[role]} is {own[role]:g}: use a whole number above 0."
-                raise InputError(f"{table.source}, line {line}: {text}")
-        if own["learning_rate"] < 0:
-            raise InputError(
-                f"{table.source}, line {line}: {known['learning_rate']} is {own['learning_rate']:g}: a rate is above "
-                "0. If the column has logarithms, write their powers."
-            )
-        if math.isnan(own["width"] + own["depth"]) or not 0 < own["learning_rate"] < math.inf:
-            continue
-        text = table.columns[known["seed"]][row] if known["seed"] else "0"
-        runs.append(
-            Run(
-                line=line,
-                **{role: int(own[role]) for role in _WHOLE},
-                rate=own["learning_rate"],
-                loss=own["loss"] if math.isfinite(own["loss"]) else math.nan,
-                seed=int(text) if text.isdecimal() else -1 - seeds.setdefault(text, len(seeds)),
-                initial_loss=own["initial_loss"],
-                **{role: int(own[role]) if 1 <= own[role] < math.inf else 0 for role in _OPTIONAL},
-                settings=tuple((name, table.columns[name][row]) for name in others),
-            )
-        )
-    if lacking := len(table.lines) - len(runs):
-        notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
-    if not runs:
+    numbers = {role: _numbers(table, role, known[role]) for role in _NUMBERS}
+    rows = [row for row in range(len(table.lines)) if _is_run(*(numbers[role][row] for role in NEEDED[:3]))]
+    if not rows:
         raise InputError(f"{table.source} has no row with a width, a depth and a learning rate above 0.")
-    return runs
+    if lacking := len(table.lines) - len(rows):
+        notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
+    seeds = _seeds(table.columns[known["seed"]]) if known["seed"] else [0] * len(table.lines)
+    settings = lambda row: tuple((name, table.text(name, row)) for name in others)
+    known_at = lambda row: {role: column[row] for role, column in numbers.items()}
+    return [_run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows]
+
+
+def _run(line: int, known: Mapping[str, float], seed: int, settings: tuple[tuple[str, str], ...]) -> Run:
+    return Run(
+        line=line,
+        rate=known["learning_rate"],
+        loss=known["loss"] if math.isfinite(known["loss"]) else math.nan,
+        seed=seed,
+        initial_loss=known["initial_loss"],
+        **{role: int(x) if 1 <= (x := known[role]) <= _MOST**2 else 0 for role in (*_WHOLE, *_OPTIONAL)},
+        settings=settings,
+    )
+
+
+def _is_run(width: float, depth: float, rate: float) -> bool:
+    return not math.isnan(width + depth) and 0 < rate < math.inf
+
+
+def _numbers(table: TextTable, role: str, name: str | None) -> list[float]:
+    """The column of a role, NaN for empty cells; `InputError` for what no run has."""
+    if name is None:
+        return [math.nan] * len(table.lines)
+    numbers = []
+    for row, line in enumerate(table.lines):
+        number, text = table.number(name, row, role in (*_WHOLE, *_OPTIONAL)), table.columns[name][row]
+        if number is None:
+            shown = repr(printable(text[:40]))
+            raise InputError(f"{table.source}, line {line}: {name} is {shown}: write a number.")
+        if problem := _problem(role, number):
+            raise InputError(f"{table.source}, line {line}: {name} is {text}: {problem}")
+        numbers.append(number)
+    return numbers
+
+
+def _problem(role: str, number: float) -> str:
+    """What is wrong with the number of a role; "" if nothing is."""
+    if role == "learning_rate" and number < 0:
+        return "a rate is above 0. If the column has logarithms, write their powers."
+    if role in _WHOLE and not ((1 <= number <= _MOST and number.is_integer()) or math.isnan(number)):
+        return "use a whole number above 0."
+    return ""
+
+
+def _seeds(texts: Sequence[str]) -> list[int]:
+    """Whole numbers as they are, other texts as numbers below 0."""
+    others = {text: -1 - place for place, text in enumerate(dict.fromkeys(texts))}
+    return [int(text) if text.isdecimal() else others[text] for text in texts]
 
 
 def _rows(count: int) -> str:
     return f"{count:,} rows" if count > 1 else "one row"
-
-
-def _number(table: TextTable, name: str, row: int) -> float:
-    number = table.number(name, row)
-    if number is None:
-        text = table.columns[name][row]
-        raise InputError(f"{table.source}, line {table.lines[row]}: {name} is {text[:40]!r}: write a number.")
-    return number
 
 
 def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
@@ -193,32 +234,45 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 
 
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
-    """The last row of each run, with the first one's loss as the initial one where it is of the run's beginning."""
+    """The last row of each run."""
+    evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
+    rows = [row for row in rows if row.steps in evaluated] or rows
+    ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
+    lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
+    kept, unfinished = [row for own in lasts for row in own], lasts.count([])
+    if len(kept) < len(rows):
+        notes.append("The table is a log: of each run the row of its last step counts.")
+    if unfinished > _MOST_UNFINISHED * len(lasts):
+        raise InputError(
+            f"{unfinished} of {len(lasts)} runs end before others of their size. If the column of rates has those of "
+            "each step, name one of the highest rates: --column.learning_rate=NAME."
+        )
+    if unfinished:
+        notes.append(f"{unfinished} runs end before others of their size: left out.")
+    return kept
+
+
+def _runs_of_log(rows: Sequence[Run]) -> Iterable[list[Run]]:
+    """The rows of each run: those of a size, a rate and a seed, and of what has few values, no function of the step."""
     steps = [row.steps for row in rows]
     columns = [[row.settings[i] for row in rows] for i in range(len(rows[0].settings))]
     named = lambda column: len(set(column)) * _FEWEST_RUNS <= len(rows) and not _is_function(steps, column)
     of_run = [i for i, column in enumerate(columns) if named(column)]
-    ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
-    key = lambda row: (_width_and_depth(row), row.rate, row.seed, *(row.settings[i] for i in of_run))
-    kept, unfinished = list[Run](), 0
-    for own in _grouped(rows, key).values():
-        last, first, end = (
-            max(row.steps for row in own),
-            min(own, key=lambda row: row.steps),
-            ends[_width_and_depth(own[0])],
-        )
-        lasts = [row for row in own if row.steps == last]
-        if last < end and math.isfinite(lasts[-1].loss):
-            unfinished += 1
-            continue
-        begun = first.loss if first.steps <= _START * end and first.steps < last else math.nan
-        initial = [begun if math.isnan(row.initial_loss) else row.initial_loss for row in lasts]
-        kept += [dataclasses.replace(row, steps=end, initial_loss=i) for row, i in zip(lasts, initial, strict=True)]
-    if len(kept) < len(rows):
-        notes.append("The table is a log: of each run the row of its last step counts.")
-    if unfinished:
-        notes.append(f"{unfinished} runs end before others of their size: left out.")
-    return kept
+    return _grouped(rows, lambda row: (row.size[:2], row.rate, row.seed, *(row.settings[i] for i in of_run))).values()
+
+
+def _at_end(rows: Sequence[Run], end: int) -> list[Run]:
+    """The rows of a run's last step; none if it ends before ``end`` with a finite loss.
+
+    The loss of its first row is the initial one where it is of the run's beginning.
+    """
+    first, last = (of(rows, key=lambda row: row.steps) for of in (min, max))
+    ended = [row for row in rows if row.steps == last.steps]
+    if last.steps < end and math.isfinite(ended[-1].loss):
+        return []
+    begun = first.loss if first.steps <= _START * end and first.steps < last.steps else math.nan
+    initial = lambda row: begun if math.isnan(row.initial_loss) else row.initial_loss
+    return [dataclasses.replace(row, steps=end, initial_loss=initial(row)) for row in ended]
 
 
 def _width_and_depth(run: Run) -> tuple[int, int]:
@@ -227,28 +281,32 @@ def _width_and_depth(run: Run) -> tuple[int, int]:
 
 def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> list[Run]:
     """The runs with the settings in which they differ alone; says which columns are none."""
-    sizes, rates = [_width_and_depth(run) for run in runs], [run.rate for run in runs]
-    settings, own_value, of_size = dict[str, list[Hashable]](), list[str](), list[str]()
-    for i, (name, _) in enumerate(runs[0].settings if runs else ()):
+    settings, left_out = dict[str, list[Hashable]](), defaultdict[str, list[str]](list)
+    for i, (name, _) in enumerate(runs[0].settings):
         values = _values([str(run.settings[i][1]) for run in runs])
-        distinct = len(set(values))
         if name == rule:
             settings["rule"] = values
-        elif name.lower() in _NO_SETTINGS:
-            continue
-        elif distinct > max(2, len(runs) / _FEWEST_RUNS):
-            own_value.append(name)
-        elif distinct > 1:
-            given = _is_function(sizes, values) or (_is_function(rates, values) and _is_function(values, rates))
-            if given:
-                of_size.append(name)
+        elif len(set(values)) > 1 and name.lower() not in _NO_SETTINGS:
+            if reason := _why_no_setting(values, runs):
+                left_out[reason].append(name)
             else:
                 settings[name] = values
-    reasons = {"values of nearly every run's own": own_value, "given by the size or the rate": of_size}
-    if said := [f"{', '.join(names[:12])} ({why})" for why, names in reasons.items() if names]:
+    if said := [f"{', '.join(names[:12])} ({reason})" for reason, names in left_out.items()]:
         notes.append(f"Columns that are no settings, left out: {'; '.join(said)}.")
     each = [tuple((name, values[place]) for name, values in settings.items()) for place in range(len(runs))]
     return [dataclasses.replace(run, settings=own) for run, own in zip(runs, each, strict=True)]
+
+
+def _why_no_setting(values: Sequence[Hashable], runs: Sequence[Run]) -> str:
+    """The reason why a column is none; "" if it is one."""
+    sizes, rates = [_width_and_depth(run) for run in runs], [run.rate for run in runs]
+    points = list(zip(sizes, rates, strict=True))
+    keys = [(*point, run.seed) for point, run in zip(points, runs, strict=True)]
+    measured = isinstance(values[0], float) and not _is_function(points, values) and _is_function(keys, values)
+    if measured or len(set(values)) > max(2, len(values) / _FEWEST_RUNS):
+        return "values of a run's own"
+    of_rate = _is_function(rates, values) and _is_function(values, rates)
+    return "given by the size or the rate" if of_rate or _is_function(sizes, values) else ""
 
 
 def _values(texts: Sequence[str]) -> list[Hashable]:
@@ -289,21 +347,21 @@ def _equally_many_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
     """
     result, dropped = list[Run](), 0
     for group in _grouped(runs, lambda run: (run.size, run.settings)).values():
-        at_rate = _grouped(group, lambda run: run.rate)
-        counts = [len(own) for own in at_rate.values()]
+        at_rate = list(_grouped(group, lambda run: run.rate).values())
+        counts = [len(own) for own in at_rate]
         kept_by = {seeds: seeds * sum(count >= seeds for count in counts) for seeds in sorted(set(counts))}
         seeds = max(kept_by, key=lambda count: kept_by[count])
-        equal = len({frozenset(run.seed for run in own) for own in at_rate.values()}) == 1
-        for own in at_rate.values():
-            ordered = sorted(own, key=lambda run: run.seed)
-            diverged = next((run for run in own if not math.isfinite(run.loss)), None)
-            if not equal and diverged:
-                ordered = [diverged] * seeds
-            if len(ordered) >= seeds:
-                result += (
-                    ordered if equal else [dataclasses.replace(run, seed=i) for i, run in enumerate(ordered[:seeds])]
-                )
-            dropped += 0 if diverged else len(own) - seeds if len(own) >= seeds else len(own)
+        if len({frozenset(run.seed for run in own) for own in at_rate}) > 1:
+            at_rate = [_numbered(own, seeds) for own in at_rate]
+            dropped += sum(max(0, count - len(own)) for count, own in zip(counts, at_rate, strict=True))
+        result += [run for own in at_rate for run in own]
     if dropped:
         notes.append(f"Rates of a size have unequal numbers of seeds: {_rows(dropped)} left out to make them equal.")
     return result
+
+
+def _numbered(runs: Sequence[Run], seeds: int) -> list[Run]:
+    """So many runs of a rate with seeds from 0 on, or none; all of them the diverged one, if one diverged."""
+    diverged = [run for run in runs if not math.isfinite(run.loss)]
+    chosen = diverged[:1] * seeds if diverged else sorted(runs, key=lambda run: run.seed)[:seeds]
+    return [dataclasses.replace(run, seed=i) for i, run in enumerate(chosen)] if len(chosen) == seeds else []

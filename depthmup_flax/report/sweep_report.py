@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from depthmup_flax.report import tables
 from depthmup_flax.report.curves import LOSSES
@@ -16,14 +17,18 @@ from depthmup_flax.report.own_records import read_csv
 from depthmup_flax.report.transfer import Analysis, analyze
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
-from depthmup_flax.storage.files import as_path, write_atomically
+from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_tables import is_table
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, printable
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
+_LADDER_CAPTION = (
+    "Left: best rate against size, with its 95 % band to the target, and the curves. Right: the expected regret after "
+    "one more size, against its cost."
+)
 _DRAWN_BY = ("matplotlib", "jinja2")  # optional dependencies
 
 
@@ -49,6 +54,7 @@ def make_report(
     *,
     tolerance: float = TOLERANCE,
     loss: str | None = None,
+    **of_table: Any,
 ) -> Report:
     """Reads the shards of one sweep and writes ``report.html``, ``report.json`` and figures.
 
@@ -62,6 +68,7 @@ def make_report(
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``. ``None``: the sweep's objective.
+      of_table: of a file: ``columns``, ``ignored``, ``initial_loss`` of `own_records.read_csv`.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -73,19 +80,22 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    of_table = len(paths) == 1 and is_table(paths[0])
-    sweep = read_csv(paths[0]) if of_table else first_round(read_sweep(paths))
+    from_table = len(paths) == 1 and is_table(paths[0])
+    if of_table and not from_table:
+        raise InputError(f"{', '.join(of_table)}: only a table of runs, such as runs.csv, takes it. Leave it out.")
+    sweep = read_csv(paths[0], **of_table) if from_table else first_round(read_sweep(paths))
     if out is None:
         stem = paths[0].name.removesuffix(".gz").rpartition(".")[0] or f"{paths[0].name}_report"
-        place = paths[0].with_name(stem) if of_table else paths[0]
+        place = paths[0].with_name(stem) if from_table else paths[0]
         out = place / (f"report_{loss}" if loss else "report")
     analysis = analysis_of(sweep, loss)
     data = tables.as_data(sweep, analysis, tolerance, other_analysis(sweep, analysis))
+    data["ladder"], ladder_files = ladder_in(paths[0])
     drawn, notebook = dict[str, bytes](), ""
     if all(map(importlib.util.find_spec, _DRAWN_BY)):
         from depthmup_flax.report import figures
 
-        pictured = figures.drawn(analysis)
+        pictured = figures.drawn(analysis) + ([(_LADDER_CAPTION, ladder_files)] if ladder_files else [])
         html, notebook = tables.as_pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
@@ -97,6 +107,15 @@ def make_report(
         for name, content in files.items():
             write_atomically(claim.workdir / name, content)
     return Report(data, tables.as_text(data, analysis), [claim.workdir / name for name in files], notebook)
+
+
+def ladder_in(directory: pathlib.Path) -> tuple[list[str], dict[str, bytes]]:
+    """What the ladder of a search says, and its figure; nothing if the search has none."""
+    if not (file := directory / "ladder.json").exists():
+        return [], {}
+    statement = [printable(str(line)) for line in read_json(file, "delete it").get("statement", ())]
+    pictures = [directory / "ladder.svg", directory / "ladder.png"]
+    return statement, {path.name: path.read_bytes() for path in pictures if all(one.exists() for one in pictures)}
 
 
 def first_round(sweep: Sweep) -> Sweep:
@@ -131,7 +150,7 @@ def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
         reason = " ".join(sweep.notes) or "wait, or run it."
         raise InputError(f"no run of the sweep {info.figure!r} has ended: {reason}")
     lacking = sum(record.status == COMPLETED and record.loss(loss) is None for record in records)
-    if loss != TRAIN and lacking:
+    if lacking:
         raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
     # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
     planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())

@@ -192,6 +192,8 @@ class Section:
 def sections(data: Json, analysis: Analysis) -> list[Section]:
     """The report as tables and sentences: verdicts, notes, results, how to read them, how they were measured."""
     parts = [Section("Verdicts", table=_verdict_table(data), below=_contrast_sentences(data))] * bool(data["verdicts"])
+    if data.get("ladder"):
+        parts.append(Section("How far the rate carries", data["ladder"]))
     if data["notes"]:
         parts.append(Section("Notes", data["notes"]))
     for variant in data["variants"]:

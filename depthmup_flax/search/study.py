@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -41,6 +42,7 @@ from depthmup_flax.search.forecast.ladder import LadderPlan
 from depthmup_flax.search.sweep.grid import as_tuple, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import OnRecord, sweep
 from depthmup_flax.search.tune import tuning
+from depthmup_flax.search.tune.carry import carry
 from depthmup_flax.search.tune.choice import Best, flat_records
 from depthmup_flax.search.tune.searches import EXTEND, TRIALS, Search, default_names, search_of, seed_values
 from depthmup_flax.storage.files import absolute, as_path
@@ -220,6 +222,8 @@ class Study:
         lanes: int | None = None,
         overwrite: bool = False,
         on_record: OnRecord | None = None,
+        target: tuple[int, int] | None = None,
+        ladder: float | None = None,
         **values: Any,
     ) -> Best:
         """The best of a search on the proxy, whose runs are trained together; the same call again resumes.
@@ -238,8 +242,12 @@ class Study:
           extend: values that may be added at each end of the grid.
           trials: points of all rounds.
           lanes, overwrite, on_record: see `depthmup_flax.sweep`.
+          target: width and depth of a large network: says how far off the rate may be there, ``best.ladder``.
+          ladder: what sizes up to the target may cost, in runs of it, such as 0.1: trains some, and takes the rate that
+            they predict there. ``None``: no other size is trained.
           **values: of the hyperparameters.
         """
+        self._require_target(target, ladder)
         config = self.config()
         if tune or not values:
             names = as_tuple(tune) or default_names(config)
@@ -250,8 +258,23 @@ class Study:
         workdir = self._directory(search.figure, search.axes)
         options: Any = {"lanes": lanes, "overwrite": overwrite, "on_record": on_record, "load": self._load}
         best = tuning.tune(config, search, workdir, objective=self.objective, **options)
+        if target is not None:
+            fields: dict[str, Any] = best.fields
+            proxy, large = (self.config(*size, **fields) for size in ((), target))
+            steps = build_experiment(config, load=self._load).total_steps
+            carry(best, proxy, large, (steps, steps), ladder, lanes=lanes, load=self._load)
         self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
         return best
+
+    def _require_target(self, target: Any, ladder: float | None) -> None:
+        if ladder is not None:
+            require_number("ladder", ladder, above=0)
+        if (ladder is not None and target is None) or (target is not None and np.shape(target) != (2,)):
+            raise InputError(f"target is {shown(target)}: give the large network's width and depth, as (256, 16).")
+        if target is not None:
+            for name, size, least in zip(("width", "depth"), target, self.base, strict=True):
+                require_number(f"target's {name}", size, least=least, whole=True)
+            validate(self.config(*target))
 
     def sweep(
         self,

@@ -16,28 +16,35 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, did_you_mean, printable
 
+# Columns of steps in a log.
+LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
 # Role -> names under which trainers write it, in lower case, the likeliest first.
 NAMES: Mapping[str, Sequence[str]] = {
     "width": ("width", "n_embd", "d_model", "hidden_size", "n_embed", "hidden_dim", "embed_dim", "model_dim", "dim"),
     "depth": ("depth", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "n_blocks"),
-    "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate", "learningrate"),
+    "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate"),
     "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "valid_loss", "test_loss", "final_loss", "train_loss"),
     "seed": ("seed", "random_seed", "rng_seed"),
     "initial_loss": ("initial_loss", "init_loss", "first_loss", "chance_loss"),
-    "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters"),
+    "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters", *LOGGED),
     "batch_size": ("batch_size", "batch", "global_batch_size"),
     "parameters": ("parameters", "params", "n_params", "num_params", "num_parameters"),
     "rule": ("rule", "parametrization", "parameterization"),
 }
-# Columns of steps in a log, which has a row for each evaluation of a run.
-LOGGED = ("step", "iter", "iteration", "global_step", "_step", "it")
-_DELIMITERS = (",", ";", "\t")
+NEEDED = ("width", "depth", "learning_rate", "loss")
+_DELIMITERS = (",", ";", "\t", "|")
+_EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
-_FOREIGN = {b"PK\x03\x04": "an archive or a workbook", b"PAR1": "a Parquet file", b"\x89HDF": "an HDF5 file"}
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
+_NUMBER_CELL = re.compile(r"(^|[,;\t| ])[-+]?\d[\d.e+-]*([,;\t| ]|$)")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(e[-+]?\d+)?", re.IGNORECASE)
+_DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+")
+_MARKS = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+# JSON, HTML, or control characters at the beginning
+_NO_TEXT = re.compile(r"\s*[{\[<]|[\s\S]{0,1000}?[\x01-\x08\x0e-\x1a\x1c-\x1f]")
 
 Row = tuple[int, list[str]]  # number of a line and its cells
 
@@ -52,17 +59,21 @@ class TextTable:
     notes: tuple[str, ...] = ()
     decimal_comma: bool = False  # whether 0,5 is a half
 
-    def number(self, name: str, row: int) -> float | None:
-        """The number in a cell, NaN for an empty one; ``None`` if it is another text."""
+    def text(self, name: str, row: int) -> str:
+        """A cell, with a point in decimal numbers."""
         text = self.columns[name][row].strip()
-        if text.lower() in ("", "none", "null", "na", "n/a", "-", "diverged"):
-            return float("nan")
-        if self.decimal_comma:
-            text = text.replace(",", ".")
-        elif _THOUSANDS.fullmatch(text):
-            text = text.replace(",", "")
+        return text.replace(",", ".") if self.decimal_comma and _DECIMAL_COMMA.fullmatch(text) else text
+
+    def number(self, name: str, row: int, whole: bool) -> float | None:
+        """The number in a cell, NaN for an empty one; ``None`` if it is another text.
+
+        Only ``whole`` numbers may have commas between thousands: 2,345 may be a loss in a table with decimal commas.
+        """
+        text = self.text(name, row)
+        if whole and _THOUSANDS.fullmatch(self.columns[name][row]):
+            text = "both" if self.decimal_comma else text.replace(",", "")
         try:
-            return float(text)
+            return float("nan" if text.lower() in _EMPTY else text)
         except ValueError:
             return None
 
@@ -81,45 +92,84 @@ def read_table(path: pathlib.Path) -> TextTable:
     source = repr(str(path))
     text = io.StringIO(_decoded(content, source), newline=None)
     lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
-    lines = [(number, line) for number, line in lines if not line.lstrip().startswith("#")]
     if lines and lines[0][1].lower().startswith("sep="):  # of a spreadsheet
         lines = lines[1:]
+    lines = _without_comments(lines)
     if len(lines) < 2:
         raise InputError(f"{source} has no line of a run: it needs a header line, and a line for each run.")
     delimiter = _delimiter(lines[0][1])
-    return _table(_rows(lines, delimiter, source), source, delimiter not in (",", None))
+    return _table(_rows(lines, delimiter, source), source, delimiter)
+
+
+def _without_comments(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The other lines; below the last comment of the beginning, without its sign, if they have no names themselves."""
+    first = next((i for i, (_, line) in enumerate(lines) if not line.lstrip().startswith("#")), len(lines))
+    rows = [(number, line) for number, line in lines[first:] if not line.lstrip().startswith("#")]
+    if first and rows and _NUMBER_CELL.search(rows[0][1]):  # as NumPy's savetxt writes a header
+        number, header = lines[first - 1]
+        rows.insert(0, (number, header.lstrip(" #")))
+    return rows
 
 
 def as_table(source: Any) -> TextTable:
     """The table of column -> values, of a data frame, or of a list of rows, name -> value."""
-    if hasattr(source, "to_dict"):
-        source = source.to_dict("list") if hasattr(source, "iloc") else source.to_dict(as_series=False)
-    if isinstance(source, (list, tuple)) and source and all(isinstance(row, Mapping) for row in source):
-        source = {
-            name: [row.get(name) for row in source] for name in dict.fromkeys(name for row in source for name in row)
-        }
-    lengths = {len(values) for values in source.values()} if isinstance(source, Mapping) else set()
+    values = _by_column(source)
+    lengths = {len(column) for column in values.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise InputError("records have no rows: give a file, a data frame, a list of rows or column -> values.")
-    columns = {str(name): ["" if value is None else str(value) for value in values] for name, values in source.items()}
+    columns = {str(name): ["" if cell is None else str(cell) for cell in column] for name, column in values.items()}
     return TextTable("records", columns, range(1, 1 + lengths.pop()))
 
 
-def role_of(columns: Sequence[str], role: str, given: str | None, source: str) -> str | None:
-    """The column of a role: the ``given`` one, or the first with a usual name; ``None`` if there is none."""
-    if given is not None:
-        if given not in columns:
-            raise InputError(f"{source} has no column {given!r}: it has {_listed(columns)}.")
-        return given
-    by_name = {name.lower().replace(" ", "_").rpartition("/")[2]: name for name in reversed(columns)}
-    known = (*NAMES[role], *(LOGGED if role == "steps" else ()))
-    return next((by_name[name] for name in known if name in by_name), None)
+def _by_column(source: Any) -> Mapping[str, Sequence[Any]]:
+    if hasattr(source, "to_dict"):
+        source = source.to_dict("list") if hasattr(source, "iloc") else source.to_dict(as_series=False)
+    if isinstance(source, (list, tuple)) and all(isinstance(row, Mapping) for row in source):
+        names = dict.fromkeys(name for row in source for name in row)
+        return {name: [row.get(name) for row in source] for name in names}
+    return source if isinstance(source, Mapping) else {}
 
 
-def _listed(columns: Sequence[str]) -> str:
-    """The columns for a sentence."""
-    shown = ", ".join(name[:40] for name in columns[:20])
-    return shown + (", ..." if len(columns) > 20 else "")
+def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str]) -> dict[str, str | None]:
+    """Role of `NAMES` -> its column: the ``given`` one, or the first with a usual name; ``None`` if there is none."""
+    columns = list(table.columns)
+    shown = printable(", ".join(name[:40] for name in columns[:20])) + ", ..." * (len(columns) > 20)
+    if unknown := [role for role in given if role not in NAMES]:
+        raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
+    if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
+        raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
+    usual = _usual_columns([name for name in columns if name not in ignored])
+    result = {role: given.get(role) or usual.get(role) for role in NAMES}
+    if lacking := [role for role in NEEDED if result[role] is None]:
+        role = lacking[0]
+        raise InputError(f"{table.source} has no column {role!r}, but {shown}: name it, as --column.{role}=NAME.")
+    return result
+
+
+def _usual_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Role -> the first column with a usual name, which may be the last part of a longer one."""
+    result = dict[str, str]()
+    for of in (_last, str):
+        by_name = {_squeezed(of(name)): name for name in reversed(columns)}
+        for role, names in NAMES.items():
+            if known := [by_name[key] for key in map(_squeezed, names) if key in by_name]:
+                result[role] = known[0]
+    return result
+
+
+def is_logged(steps: str | None) -> bool:
+    """Whether the name of a column of steps is that of a log, which has a row for each evaluation of a run."""
+    return steps is not None and _squeezed(_last(steps)) in map(_squeezed, LOGGED)
+
+
+def _squeezed(name: str) -> str:
+    """``valloss`` for ``val/loss``, ``val_loss`` and ``Val Loss``."""
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _last(name: str) -> str:
+    """``n_embd`` for ``model.n_embd``."""
+    return re.split("[/.]", name)[-1]
 
 
 def _decoded(content: bytes, source: str) -> str:
@@ -128,19 +178,16 @@ def _decoded(content: bytes, source: str) -> str:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{source} is a damaged gzip file ({error}): copy it again.") from error
-    for start, kind in _FOREIGN.items():
-        if content.startswith(start):
-            raise InputError(f"{source} is {kind}: save it as CSV, as pandas' to_csv does.")
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encoding = "utf-16"
-    elif b"\x00" in content[:200]:
-        encoding = "utf-16-le" if content[1:2] == b"\x00" else "utf-16-be"
-    else:
-        encoding = "utf-8-sig"
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8-sig")
+    if encoding == "utf-8-sig" and b"\x00" in content[:2]:
+        encoding = "utf-16-be" if content[:1] == b"\x00" else "utf-16-le"
     try:
-        return content.decode(encoding)
+        text = content.decode(encoding)
     except UnicodeDecodeError:
-        return content.decode("latin-1")
+        text = content.decode("latin-1")
+    if _NO_TEXT.match(text):
+        raise InputError(f"{source} is no table of text: save it as CSV, as pandas' to_csv does.")
+    return text
 
 
 def _delimiter(header: str) -> str | None:
@@ -171,27 +218,40 @@ def _rows(lines: Sequence[tuple[int, str]], delimiter: str | None, source: str) 
     return rows
 
 
-def _table(rows: list[Row], source: str, decimal_comma: bool) -> TextTable:
+def _table(rows: list[Row], source: str, delimiter: str | None) -> TextTable:
     header, notes = rows[0][1], list[str]()
     body = [row for row in rows[1:] if row[1] != header]
-    if joined := len(rows) - len(body):
-        notes += [f"The header line occurs {joined} times: files were joined."] if joined > 1 else []
-    if not header[0]:
-        header = [_INDEX, *header[1:]]  # as pandas writes it
-    elif body and all(len(row) == len(header) + 1 for _, row in body):
-        header = [_INDEX, *header] if body[0][1][-1] else [*header, ""]
+    if (joined := len(rows) - len(body)) > 1:
+        notes.append(f"The header line occurs {joined} times: files were joined.")
+    header = _with_index(header, body)
     if len(body) > 1 and len(body[-1][1]) < len(header):
         notes.append(f"Line {body[-1][0]}, the last one, is cut off and left out.")
         body = body[:-1]
+    if not body:
+        raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
+    _require_cells(header, body, source)
+    decimal_point = any(_DECIMAL_POINT.match(cell) for _, row in body for cell in row)
+    columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
+    is_comma = delimiter not in (",", None) and not decimal_point
+    return TextTable(source, columns, [number for number, _ in body], tuple(notes), is_comma)
+
+
+def _require_cells(header: Sequence[str], body: Sequence[Row], source: str) -> None:
+    """`InputError` unless each column has one name and each name a cell in each row."""
+    names = [name for name in header if name]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
     for number, row in body:
         if len(row) < len(header) or any(row[len(header) :]):
             raise InputError(
                 f"{source}, line {number}, has {len(row)} cells and the header {len(header)}: give both as many."
             )
-    if not body:
-        raise InputError(f"{source} has no line of a run: it needs a line for each run below its header.")
-    names = [name for name in dict.fromkeys(header) if name]
-    if twice := [name for name in names if header.count(name) > 1]:
-        raise InputError(f"{source} has two columns {twice[0]!r}: rename one.")
-    columns = {name: [row[place] for _, row in body] for place, name in enumerate(header) if name}
-    return TextTable(source, columns, [number for number, _ in body], tuple(notes), decimal_comma)
+
+
+def _with_index(header: list[str], body: Sequence[Row]) -> list[str]:
+    """The header with a name for the column without one, as pandas writes it; and "" for one without name and cells."""
+    if not header[0]:
+        return [_INDEX, *header[1:]]
+    if not body or any(len(row) != len(header) + 1 for _, row in body):
+        return header
+    return [_INDEX, *header] if body[0][1][-1] else [*header, ""]

@@ -67,3 +67,21 @@ def test_a_table_of_a_trainers_names_and_columns_has_the_report_of_the_plain_one
     other = make_report([other.with_suffix(".tsv.gz")], tmp_path / "other").data
     assert other["variants"] == plain["variants"]
     assert [one["verdict"] for one in other["verdicts"]] == [one["verdict"] for one in plain["verdicts"]]
+
+
+def test_flags_name_the_columns_of_a_report_and_the_loss_is_that_of_its_column(tmp_path, undrawn):
+    lines = [[16, depth, rate, seed, 1 + (math.log2(rate) + 8) ** 2 / 9 + 0.01 * seed]
+             for depth in (4, 8) for rate in RATES for seed in (0, 1, 2)]  # fmt: skip
+    plain = written(tmp_path / "plain.csv", lines, ["width", "depth", "lr", "seed", "val_loss"])
+    other = written(tmp_path / "other.csv", lines, ["a", "b", "c", "d", "test_e"])
+    columns = {"width": "a", "depth": "b", "learning_rate": "c", "seed": "d", "loss": "test_e"}
+    expected = make_report([plain], tmp_path / "out", initial_loss=2.3).data
+    named = make_report([other], tmp_path / "named", columns=columns, initial_loss=2.3).data
+    assert named["variants"] == expected["variants"]
+    assert (expected["loss"], named["loss"]) == ("validation", "test")
+    with pytest.raises(InputError, match="no training loss"):
+        make_report([plain], tmp_path / "out", initial_loss=2.3, loss="train")
+    with pytest.raises(InputError, match="--initial"):
+        make_report([plain], tmp_path / "out")
+    with pytest.raises(InputError, match="only a table"):
+        make_report([tmp_path], tmp_path / "out", columns=columns)

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 DIRECTORY = "ladder"  # below the search's
 _EXTEND = 2  # rates that may be added at each end of a rung
-_GAIN = 0.9  # of the regret: a rung that leaves more is not trained
 
 
 def climb(
@@ -58,8 +57,7 @@ def climb(
     while True:
         found = ladder_of_runs(runs, target, steps[1], initial_loss=chance)
         log.info("%s", "\n".join(found.statement), extra=messages.RESULT)
-        useful = [one for one in found.steps if one.regret.mean < _GAIN * found.regret.mean and one.size not in tried]
-        within = [one for one in useful if spent + one.cost <= budget]
+        within = [one for one in found.useful if one.size not in tried and spent + one.cost <= budget]
         if found.regret.mean <= tolerance or not within:
             return found
         best = min(within, key=lambda one: one.regret.mean)

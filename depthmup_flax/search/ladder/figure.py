@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from depthmup_flax.report import style
 from depthmup_flax.search.ladder.law import Size, known_laws
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
+_NEAR = 0.12  # of the axis: sizes that share a label
 _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
 
 def pictures_of(ladder: Any) -> dict[str, bytes]:
-    """``ladder.png`` and ``ladder.svg`` of a `ladder.Ladder`; nothing without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return {}
-    import matplotlib
-
-    from depthmup_flax.report import style
-
+    """``ladder.png`` and ``ladder.svg`` of a `ladder.Ladder`."""
     with matplotlib.rc_context(style.STYLE):
         return style.pictures(draw(ladder), "ladder")
 
 
 def draw(ladder: Any) -> Figure:
     """Left the rates, right what the next steps bring, if there are any."""
-    from depthmup_flax.report import style
-
     figure, grid = style.canvas(1, 2 if ladder.steps else 1, width=5.0, height=4.2)
     _draw_rates(ladder, grid[0][0])
     if ladder.steps:
@@ -43,12 +37,10 @@ def draw(ladder: Any) -> Figure:
 
 def position(size: Size) -> float:
     """Where a size is drawn: log2 of width^2 depth, proportional to the parameters."""
-    return float(np.log2(size.width**2 * size.depth))
+    return math.log2(size.parameters)
 
 
 def _draw_rates(ladder: Any, axes: Axes) -> None:
-    from depthmup_flax.report import style
-
     places = [position(one.search.size) for one in ladder.searched]
     colors = style.colors(range(len(places)))
     gap = min([abs(a - b) for a in places for b in [*places, position(ladder.target)] if a != b] or [1.0])
@@ -61,13 +53,26 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
         axes.errorbar(place, one.search.rate, error, color=color, marker="o", capsize=3, zorder=5)
     _draw_band(ladder, axes)
     sizes = [*(one.search.size for one in ladder.searched), ladder.target]
-    axes.set_xticks([position(size) for size in sizes], [str(size).replace(" x ", " x\n") for size in sizes])
+    labels = _labels(sizes)
+    axes.set_xticks(list(labels), ["\n".join(names) for names in labels.values()])
     axes.set_xlabel("width x depth, apart as log of width² depth")
     axes.yaxis.set_major_formatter(lambda value, _: f"{2.0**value:.2g}")
     axes.set_ylabel("best learning rate (log scale)")
     axes.set_title(
         f"Best rate and its 95 % band (rule {ladder.rule});\nbehind: loss above the lowest, to the right", fontsize=9
     )
+
+
+def _labels(sizes: Sequence[Size]) -> dict[float, list[str]]:
+    """Place -> the sizes there, or so near that their names would overlap."""
+    ordered = sorted(sizes, key=position)
+    near = _NEAR * (position(ordered[-1]) - position(ordered[0]))
+    labels = dict[float, list[str]]()
+    for size in ordered:
+        place = position(size)
+        at = next((other for other in labels if place - other <= near), place)
+        labels.setdefault(at, []).append(str(size))
+    return labels
 
 
 def _draw_band(ladder: Any, axes: Axes) -> None:
@@ -92,8 +97,6 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 
 
 def _draw_steps(ladder: Any, axes: Axes) -> None:
-    from depthmup_flax.report import style
-
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
     for one in ladder.steps:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import importlib.util
 import json
 import math
 import os
 import pathlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -19,11 +22,12 @@ from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
 from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
 from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
 from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
-from depthmup_flax.storage.files import write_atomically
+from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import finite_or_none
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.table import Table
 
+FIGURE = "Best rate against size with its 95 % band, and what one more size would bring"
 BUDGET = 0.1  # of a run of the target, for one more size
 _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
@@ -61,10 +65,14 @@ class Ladder:
 
     @property
     def next(self) -> Next | None:
-        """The size that lowers the expected regret most within the budget, or the cheapest, if it does by a tenth."""
-        useful = [one for one in self.steps if one.regret.mean < _GAIN * self.regret.mean]
-        cheap = [one for one in useful if one.cost <= self.budget]
-        return min(cheap, key=lambda one: one.regret.mean) if cheap else next(iter(useful), None)
+        """The useful size that lowers the expected regret most within the budget, or else the cheapest."""
+        cheap = [one for one in self.useful if one.cost <= self.budget]
+        return min(cheap, key=lambda one: one.regret.mean) if cheap else next(iter(self.useful), None)
+
+    @property
+    def useful(self) -> list[Next]:
+        """The sizes that lower the expected regret by a tenth."""
+        return [one for one in self.steps if one.regret.mean < _GAIN * self.regret.mean]
 
     def __repr__(self) -> str:
         return "\n".join([*self.statement, *self._tables, *(f"- {note}" for note in self.notes)])
@@ -113,7 +121,7 @@ class Ladder:
 
     def as_json(self) -> dict[str, Any]:
         """Its numbers, for a file."""
-        fields = {name: getattr(self, name) for name in ("rule", "rate", "interval", "notes")}
+        fields = {name: getattr(self, name) for name in ("statement", "rule", "rate", "interval", "notes")}
         searches = [dataclasses.asdict(one.search) for one in self.searched]
         parts = {name: getattr(self, name) for name in ("target", "regret", "forecast")}
         given = {name: part and dataclasses.asdict(part) for name, part in parts.items()}
@@ -122,19 +130,30 @@ class Ladder:
 
     def write(self, directory: str | os.PathLike[str]) -> list[pathlib.Path]:
         """Writes ``ladder.json``, and with matplotlib the figure, into a directory; returns the files."""
-        from depthmup_flax.search.ladder.figure import pictures_of
-
-        place = pathlib.Path(directory)
-        files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **pictures_of(self)}
+        place = as_path(directory)
+        files = {"ladder.json": (json.dumps(self.as_json(), indent=1) + "\n").encode(), **self._pictures}
         place.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(place / name, content)
         return [place / name for name in files]
 
-    def _repr_png_(self) -> bytes | None:
-        from depthmup_flax.search.ladder.figure import pictures_of
+    def html(self, text: str) -> str:
+        """A text above the figure, for a notebook."""
+        picture = base64.b64encode(self._pictures.get("ladder.png", b"")).decode()
+        shown = f'<img alt="{FIGURE}" src="data:image/png;base64,{picture}">' if picture else ""
+        return f"<pre>{escape(text)}</pre>{shown}"
 
-        return pictures_of(self).get("ladder.png")
+    def _repr_html_(self) -> str:
+        return self.html(repr(self))
+
+    @property
+    def _pictures(self) -> dict[str, bytes]:
+        """Name -> file; nothing without matplotlib."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return {}
+        from depthmup_flax.search.ladder import figure
+
+        return figure.pictures_of(self)
 
 
 def _percent(share: float) -> str:
@@ -185,27 +204,15 @@ def ladder(
     require_number("budget", budget, above=0)
     notes, given_rule = list(own.notes), rule
     runs, rule = _of_one_series(own.runs, rule, notes)
-    law = _law(rule, optimizer, weight_decay)
-    initial = initial_loss or _initial(runs)
-    if initial is not None and initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
-        notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
-        initial = None
+    law, initial = _law(rule, optimizer, weight_decay), _initial(runs, initial_loss, notes)
     searched = _searched(runs, law, initial, notes)
     large = searched[-1]
-    known = lambda given, own: given or own if own else 0  # unknown in the table: the same
-    at = large.search.size
-    goal = Size(*target, known(steps, at.steps), known(batch_size, at.batch_size))
-    for name, given, in_table in (("steps", steps, at.steps), ("batch_size", batch_size, at.batch_size)):
-        if given and not in_table:
-            notes.append(f"The table has no {name}: target.{name} is left out.")
+    goal = _goal(target, {"steps": steps, "batch_size": batch_size}, searched, notes)
     prediction = law.predict([one.search for one in searched], goal)
-    learned = math.nan if initial is None else initial - large.lowest
-    unit = learned if learned > 0 else abs(large.lowest) or 1.0
+    learned = initial - large.lowest if initial - large.lowest > 0 else math.nan
+    unit = learned if math.isfinite(learned) else abs(large.lowest) or 1.0
     shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
     regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
-    for name, most in _MEASURED.items():
-        if (ratio := getattr(goal, name) / min(getattr(one.search.size, name) for one in searched)) > most:
-            notes.append(f"The target's {name} is {ratio:.3g} times the smallest; the law was measured up to {most}.")
     if given_rule is None:
         options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
         notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
@@ -214,7 +221,7 @@ def ladder(
         rule=rule,
         prediction=prediction,
         regret=regret,
-        learned=learned if learned > 0 else math.nan,
+        learned=learned,
         searched=searched,
         steps=next_sizes(law, searched, goal, prediction, shape, unit),
         budget=budget,
@@ -222,6 +229,23 @@ def ladder(
         notes=notes,
         kept=kept,
     )
+
+
+def _goal(
+    target: tuple[int, int], given: Mapping[str, int | None], searched: Sequence[Searched], notes: list[str]
+) -> Size:
+    """The target with its steps and batch size, by default the largest size's; those that no run names are unknown."""
+    at = searched[-1].search.size
+    goal = dataclasses.replace(at, width=target[0], depth=target[1])
+    for name, value in given.items():
+        if value and getattr(at, name):
+            goal = dataclasses.replace(goal, **{name: value})
+        elif value:
+            notes.append(f"The table has no {name}: target.{name} is left out.")
+    for name, most in _MEASURED.items():
+        if (ratio := getattr(goal, name) / min(getattr(one.search.size, name) for one in searched)) > most:
+            notes.append(f"The target's {name} is {ratio:.3g} times the smallest; the law was measured up to {most}.")
+    return goal
 
 
 def _of_other_rules(own: OwnRuns, target: tuple[int, int], rule: str, **options: Any) -> list[str]:
@@ -236,10 +260,14 @@ def _of_other_rules(own: OwnRuns, target: tuple[int, int], rule: str, **options:
     return sentences
 
 
-def _initial(runs: Sequence[Run]) -> float | None:
-    """The median loss before learning; ``None`` if no run has one."""
-    known = [run.initial_loss for run in runs if math.isfinite(run.initial_loss)]
-    return float(np.median(known)) if known else None
+def _initial(runs: Sequence[Run], given: float | None, notes: list[str]) -> float:
+    """The loss before learning, the runs' median if it is not given; NaN if unknown, or not above the lowest loss."""
+    known = [given] if given else [run.initial_loss for run in runs if math.isfinite(run.initial_loss)]
+    initial = float(np.median(known)) if known else math.nan
+    if initial <= min(run.loss for run in runs if math.isfinite(run.loss)):
+        notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
+        return math.nan
+    return initial
 
 
 def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
@@ -256,33 +284,24 @@ def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
 
 def _of_one_series(runs: Sequence[Run], rule: str | None, notes: list[str]) -> tuple[list[Run], str]:
     """The runs with the settings of the lowest loss at the largest size, and the rule of their law."""
-    series: dict[Any, list[Run]] = defaultdict(list)
-    for run in runs:
-        series[run.settings].append(run)
     named = lambda settings: str(dict(settings).get("rule", ""))
-    if rule is not None and any(named(settings) == rule for settings in series):
-        series = defaultdict(list, {key: own for key, own in series.items() if named(key) == rule})
-    largest = max((run.width * run.width * run.depth for run in runs if math.isfinite(run.loss)), default=0)
-    if not largest:
+    runs = [run for run in runs if named(run.settings) == rule] or runs
+    finite = [run for run in runs if math.isfinite(run.loss)]
+    if not finite:
         raise InputError("no run has a finite loss: add runs at lower rates.")
-    rank = lambda own: min((-(run.width**2) * run.depth, run.loss) for run in own if math.isfinite(run.loss))
-    finite = {key: own for key, own in series.items() if any(math.isfinite(run.loss) for run in own)}
-    best = min(finite, key=lambda key: rank(finite[key]))
-    if len(series) > 1:
+    best = min(finite, key=lambda run: (-(run.width**2) * run.depth, run.loss)).settings
+    if (count := len({run.settings for run in runs})) > 1:
         shown = ", ".join(f"{name} {value}" for name, value in best)
-        notes.append(f"Of {len(series)} settings of other columns the best at the largest size is taken: {shown}.")
-    own_rule = named(best)
-    if rule is None and own_rule in known_laws():
-        rule = own_rule
-    if rule is None:
-        rule = _FALLBACK
+        notes.append(f"Of {count} settings of other columns the best at the largest size is taken: {shown}.")
+    if rule is None and named(best) not in known_laws():
         notes.append(
-            f"No known rule is named: the law is that of {rule}. Name yours: --rule=mup, depth_mup, completep."
+            f"No known rule is named: the law is that of {_FALLBACK}. Name yours: --rule=mup, depth_mup, completep."
         )
-    return finite[best], rule
+    rule = rule or (named(best) if named(best) in known_laws() else _FALLBACK)
+    return [run for run in runs if run.settings == best], rule
 
 
-def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[str]) -> list[Searched]:
+def _searched(runs: Sequence[Run], law: Law, initial: float, notes: list[str]) -> list[Searched]:
     """The sizes with a best rate inside of their grid, by cost; `InputError` if there is none."""
     by_size: dict[tuple[int, int, int, int], list[Run]] = defaultdict(list)
     for run in runs:
@@ -300,17 +319,19 @@ def _searched(runs: Sequence[Run], law: Law, initial: float | None, notes: list[
         notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
     if not result:
         reasons = "; ".join(left_out[:4])
-        raise InputError(f"no size has its best rate inside of its rates ({reasons}): add lower and higher ones.")
+        raise InputError(
+            f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
+        )
     return sorted(result, key=lambda one: work(one.search.size))
 
 
-def _curve(runs: Sequence[Run], initial: float | None) -> Curve:
+def _curve(runs: Sequence[Run], initial: float) -> Curve:
     rates, seeds = sorted({run.rate for run in runs}), sorted({run.seed for run in runs})
     losses = np.full((len(seeds), len(rates)), np.nan)
     row, column = ({value: i for i, value in enumerate(values)} for values in (seeds, rates))
     for run in runs:
         losses[row[run.seed], column[run.rate]] = run.loss
-    return Curve(np.log2(rates), losses, math.inf if initial is None else initial)
+    return Curve(np.log2(rates), losses, math.inf if math.isnan(initial) else initial)
 
 
 def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
@@ -321,11 +342,11 @@ def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> F
     for one in searched:
         size, best = one.search.size, int(np.nanargmin(one.curve.losses.mean(0)))
         losses = tuple(one.curve.losses[:seeds, best].tolist())
-        parameters = one.parameters if counted else size.width**2 * size.depth
+        parameters = one.parameters if counted else size.parameters
         rungs.append(Rung(size.width, size.depth, size.steps or 1, parameters, losses))
     large, last = searched[-1].search.size, rungs[-1]
-    factor = target.width**2 * target.depth / (large.width**2 * large.depth)
-    goal = Rung(target.width, target.depth, target.steps or 1, round(last.parameters * factor))
+    parameters = round(last.parameters * (target.parameters / large.parameters))
+    goal = Rung(target.width, target.depth, target.steps or 1, parameters)
     fewest = _FEWEST_RUNGS + 2 * (len({rung.steps for rung in rungs}) > 1)
     if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS or len(rungs) < fewest:
         notes.append(f"A forecast of the loss needs {fewest} sizes with a best rate: there are {len(rungs)}.")

@@ -43,7 +43,12 @@ class Size:
     def place(self) -> np.ndarray:
         """Base-2 logarithms along `AXES`, (4,)."""
         batch_size, steps = self.batch_size or 1, self.steps or 1
-        return np.log2([self.width, self.depth, steps * batch_size, batch_size])
+        return np.log2(np.array([self.width, self.depth, steps * batch_size, batch_size], np.float64))
+
+    @property
+    def parameters(self) -> int:
+        """Proportional to them: width^2 depth."""
+        return self.width**2 * self.depth
 
     def __str__(self) -> str:
         return f"{self.width} x {self.depth}"

@@ -38,8 +38,8 @@ class Next:
 
 
 def work(size: Size) -> float:
-    """Parameters times examples, up to a factor: parameters as width^2 depth."""
-    return size.width**2 * size.depth * (size.steps or 1) * (size.batch_size or 1)
+    """Parameters times examples, up to a factor."""
+    return size.parameters * (size.steps or 1) * (size.batch_size or 1)
 
 
 def next_sizes(

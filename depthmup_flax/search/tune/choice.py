@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -18,6 +18,9 @@ from depthmup_flax.report.sweep_report import Report, make_report
 from depthmup_flax.report.transfer import exploded
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TRAIN, Record, flat, short_names
 from depthmup_flax.util.errors import InputError
+
+if TYPE_CHECKING:
+    from depthmup_flax.search.ladder.ladder import Ladder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +155,9 @@ class Best(Mapping[str, Any]):
       records: of all runs of the search, each a flat dictionary, see `depthmup_flax.storage.sweep_records.flat`.
       directory: that holds them.
       wall_time_s: of all runs, in seconds.
+      ladder: how far the rate carries to a target, see `depthmup_flax.search.tune.carry`; ``None`` without a target, or
+        if it is not known.
+      remark: a sentence, whether its rate is taken.
     """
 
     def __init__(self, choice: Choice, proxy: ConfigDict, records: Sequence[Record], directory: pathlib.Path) -> None:
@@ -162,6 +168,8 @@ class Best(Mapping[str, Any]):
         self.interval, self.directory = choice.interval, directory
         self.wall_time_s = sum(record.wall_time_s for record in records)
         self.records = flat_records(records)
+        self.ladder: Ladder | None = None
+        self.remark = ""
 
     def report(self, out: str | os.PathLike[str] | None = None, *, loss: str | None = None) -> Report:
         """The report of all runs; ``out`` and ``loss``: see `depthmup_flax.make_report`."""
@@ -177,7 +185,11 @@ class Best(Mapping[str, Any]):
         return len(self._short)
 
     def __repr__(self) -> str:
-        return self._text
+        statement = [] if self.ladder is None else ["", *self.ladder.statement]
+        return "\n".join([self._text, *statement, *([self.remark] if self.remark else [])])
+
+    def _repr_html_(self) -> str | None:
+        return None if self.ladder is None else self.ladder.html(repr(self))
 
 
 def flat_records(records: Sequence[Record]) -> list[dict[str, Any]]:

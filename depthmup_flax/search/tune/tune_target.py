@@ -8,7 +8,6 @@ import pathlib
 import shlex
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -18,15 +17,14 @@ from depthmup_flax.config.files import from_file, shipped_name
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.rule.parametrization import PRESETS
-from depthmup_flax.search.ladder.climb import climb
-from depthmup_flax.search.ladder.of_search import ladder_of_search, runs_of_search
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
+from depthmup_flax.search.tune.carry import carry, compare_on_ladder
 from depthmup_flax.search.tune.searches import Search
 from depthmup_flax.search.tune.tuning import tune
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, is_bucket, write_atomically
-from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record, read_sweep
+from depthmup_flax.storage.sweep_records import AUTO, COMPARISON, COMPLETED, LEARNING_RATE, SEED, Record
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError, require_number
@@ -60,9 +58,9 @@ def tune_target(
       file: the target's config file with any ``:argument``, which ``tuned.py`` loads.
       workdir, lanes, overwrite, objective: see `depthmup_flax.tune`.
       batch_size, total_steps: of the target; hyperparameters follow them. ``None``: its config's.
-      compare: presets under which the target is trained with the best values, too; see `compare_presets`.
-      ladder: what sizes between proxy and target may cost, in runs of the target, see `climb`; ``None``: none are
-        trained, and the tuned rate is kept.
+      compare: presets under which the target is trained with the best values, too; see `compare_presets`. With a
+        ladder, a size of it: see `compare_on_ladder`.
+      ladder: what sizes between proxy and target may cost, in runs of the target, see `carry`.
     """
     proxy, large = target
     if ladder is not None:
@@ -84,30 +82,15 @@ def tune_target(
     sizes = (f"{name} {proxy.model[name]} (target {large.model[name]})" for name in ("width", "depth"))
     log.info("proxy: %s", ", ".join(sizes))
     best = tune(proxy, search, workdir, objective=objective, lanes=lanes, overwrite=overwrite, load=load)
-    summary = repr(best)
     for path, value in best.fields.items():
         for config in (proxy, large):
             set_field(config, path, value)
+    rescaled = ""
     if rescales:
         table = rescale_target(proxy, steps[0], large, steps[1], batch_size, total_steps)
-        summary += f"\n\nFor the target's batch size and steps:\n{table}"
-    searched = read_sweep([best.directory])
-    lengths = steps[0], large.train.steps or steps[1]
-    if carried := ladder_of_search(searched, proxy, large, lengths):
-        summary += "\n\n" + "\n".join(carried.statement)
-    if ladder is not None and not carried:
-        log.warning(
-            "No ladder: the search has no best rate inside of its rates. Tune the learning rate over a wider range."
-        )
-    elif ladder is not None:
-        rung = proxy.copy_and_resolve_references()
-        rung.data.validation_fraction = searched.info.base["data"]["validation_fraction"]
-        rung.train.steps = steps[0]
-        runs, info = runs_of_search(searched, proxy, steps[0]), searched.info
-        options: Any = {"objective": info.objective, "chance": info.chance, "lanes": lanes, "load": load}
-        found = climb(runs, rung, large, lengths, best.directory, budget=ladder, **options)
-        large.optimizer.learning_rate = float(f"{found.rate:.4g}")
-        summary += "\n\nAfter the ladder, whose rate is taken:\n" + "\n".join(found.statement)
+        rescaled = f"\n\nFor the target's batch size and steps:\n{table}"
+    carry(best, proxy, large, (steps[0], large.train.steps or steps[1]), ladder, lanes=lanes, load=load)
+    summary = repr(best) + rescaled
     large.train.update(record_course=True, reference=absolute(best.directory))
     tuned = best.directory / "tuned.py"
     with workdirs.claimed(best.directory, workdirs.TUNE, lock=".lock-records"):  # the sweep's
@@ -118,7 +101,10 @@ def tune_target(
         *(summary, len(best.records), f"{best.wall_time_s:,.0f}", work, tuned),
         extra=messages.RESULT,
     )
-    if compare:
+    if compare and ladder is not None:
+        compared = compare_on_ladder(best, proxy, steps[0], compare, search.seeds, lanes=lanes, load=load)
+        log.info("%s", compared, extra=messages.RESULT)
+    elif compare:
         table = compare_presets(large, compare, search.seeds, best.directory / COMPARISON, load)
         log.info("%s", table, extra=messages.RESULT)
     return tuned

@@ -132,13 +132,14 @@ def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
     (tmp_path / "runs.csv").write_text("\n".join(lines))
     target = ["--target.width=256", "--target.depth=16"]
-    named = ["--width=n_embd", "--depth=n_layer", "--loss=val_loss", "--rate=lr", "--steps=iter"]
+    roles = {"width": "n_embd", "depth": "n_layer", "loss": "val_loss", "learning_rate": "lr", "steps": "iter"}
+    named = [f"--column.{role}={name}" for role, name in roles.items()]
     shown, as_json, wrong, forecast, absent = run_lines(
         [
             ["ladder", "runs.csv", *target, *named],
             ["ladder", "runs.csv", *target, "--json", "--out=out"],
-            ["ladder", "runs.csv", *target, "--width=size"],
-            ["forecast", "runs.csv", *target],
+            ["ladder", "runs.csv", *target, "--column.width=size"],
+            ["forecast", "runs.csv", *target, *named],
             ["report", "nowhere.csv"],
         ],
         cwd=tmp_path,

@@ -69,8 +69,29 @@ KINDS = {
     "a huge cell": lambda rows: with_column(rows, "config", lambda i, row: "x" * (200_000 if i == 1 else 2)),
     "lines in a cell": lambda rows: with_column(rows, "config", lambda i, row: '{"a": 1,\n"b": "é"}'),
     "whole numbers as floats": lambda rows: [{**row, "width": float(row["width"])} for row in rows],
+    "an accuracy of few values": lambda rows: with_column(rows, "acc", lambda i, row: 0.3 + 0.1 * (i % 7)),
     "own seed for each run": lambda rows: with_column(rows, "seed", lambda i, row: 7919 * (i + 1)),
     "log": of_log,
+    "losses of a tracker": lambda rows: [
+        {"train/loss": 1.0 + i % 3, **{name.replace("val_", "val/"): value for name, value in row.items()}}
+        for i, row in enumerate(rows)
+    ],
+    "log of another name": lambda rows: [
+        {"train/Global Step" if k == "iter" else k: v for k, v in r.items()} for r in of_log(rows)
+    ],
+    "log with rows of training": lambda rows: [
+        other for row in of_log(rows) for other in (row, {**row, "iter": row["iter"] + 1, "val_loss": ""})
+    ],
+    "names of others": lambda rows: [
+        {
+            "hiddenSize": r["width"],
+            "cfg.num-layers": r["depth"],
+            "opt/LR": r["lr"],
+            "seed": r["seed"],
+            "val loss": r["val_loss"],
+        }
+        for r in rows
+    ],
     "names of trainers": lambda rows: [
         {
             "n_embd": r["width"],
@@ -98,6 +119,8 @@ SPELLINGS = {
     "semicolons, Latin-1": lambda rows: ("sep=;\n" + text_of(rows, ";", ",") + "\n\n").encode("latin-1"),
     "tabs, UTF-16": lambda rows: text_of(rows, "\t").encode("utf-16"),
     "gzip": lambda rows: gzip.compress(text_of(rows).encode()),
+    "bars, UTF-32": lambda rows: text_of(rows, "|").encode("utf-32"),
+    "a header in a comment": lambda rows: ("# my runs\n# " + text_of(rows)).encode(),
 }
 
 
@@ -125,6 +148,15 @@ WRONG = {
     "no loss": (lambda rows: [{**row, "val_loss": ""} for row in rows], "no run has a finite loss"),
     "no column of depth": (lambda rows: [{k: v for k, v in r.items() if k != "depth"} for r in rows], "'depth'"),
     "rates below the best": (lambda rows: [row for row in rows if row["lr"] < 0.002], "highest of the grid"),
+    "rates of each step": (
+        lambda rows: [{**row, "lr": row["lr"] * (1.001 - row["iter"] / 1000)} for row in of_log(rows)],
+        "highest rates",
+    ),
+    "a decimal comma between commas": (
+        lambda rows: [{**row, "val_loss": f"{row['val_loss']:.3f}".replace(".", ",")} for row in rows],
+        "val_loss is '4,",
+    ),
+    "an enormous width": (lambda rows: [{**row, "width": 10**15} for row in rows], "width is 10"),
     "one rate": (lambda rows: [row for row in rows if row["lr"] == RATES[2]], "one value"),
 }
 
@@ -143,6 +175,8 @@ def test_a_table_that_cannot_answer_is_refused_with_its_reason(kind, tmp_path):
         (b"", "no line"),
         (b"width,depth,lr,loss\n", "no line"),
         (b"PK\x03\x04rest", "save it as CSV"),
+        (b'{"width": 64, "depth": 4, "lr": 0.1, "loss": 1}\n' * 2, "save it as CSV"),
+        (bytes(range(256)), "save it as CSV"),
         (b"\x1f\x8bdamaged", "damaged gzip"),
         (b"width,depth,lr,lr,loss\n1,1,1,1,1\n", "two columns"),
         (b'width,depth,lr,loss\n64,4,0.1,"1\n64,4,0.1,1\n', "write a number"),
@@ -167,6 +201,22 @@ def test_columns_are_named_by_the_caller(expected, tmp_path):
     assert ladder(rows, TARGET, rule="mup", columns=names).rate == pytest.approx(expected.rate)
     with pytest.raises(InputError, match="no column 'x'"):
         ladder(rows, TARGET, columns={**names, "width": "x"})
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_thousands_of_whole_numbers_are_read(delimiter, tmp_path):
+    rows = [{**row, "width": f"{1000 * row['width']:,}"} for row in plain()]
+    (tmp_path / "runs.csv").write_text(text_of(rows, delimiter))
+    assert {run.width for run in read_runs(tmp_path / "runs.csv").runs} == {64_000, 128_000}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"columns": {"size": "width"}}, "columns has 'size'"), ({"ignored": ["nothing"]}, "no column 'nothing'")],
+)
+def test_a_role_or_column_that_is_not_there_is_refused(given, named):
+    with pytest.raises(InputError, match=named):
+        read_runs(plain(), **given)
 
 
 def test_a_data_frame_and_columns_are_tables(expected):

@@ -96,6 +96,22 @@ def test_an_optimizer_of_ones_own_is_tuned(optimizer):
 
 
 @pytest.mark.slow
+def test_a_ladder_to_a_target_trains_a_size_on_the_way_and_the_target_at_its_rate_is_on_course(logged):
+    study = classification()
+    near = study.tune(learning_rate=dm.powers_of_two(-10, -2), seeds=2, target=(32, 4))
+    far = study.tune(learning_rate=dm.powers_of_two(-10, -2), seeds=2, target=(32, 4), ladder=1)
+    assert near.ladder.statement[0] in repr(near)
+    sizes = [(one.search.size.width, one.search.size.depth) for one in far.ladder.searched]
+    assert (near.ladder.searched[0].search.size.width, *sizes[0]) == (8, 8, 2)
+    assert all(8 <= width <= 32 and 2 <= depth <= 4 for width, depth in sizes)
+    assert len(sizes) > 1
+    assert far["learning_rate"] == pytest.approx(far.ladder.rate, rel=1e-3)
+    study.train(32, 4, **far)
+    assert "on course" in logged.text
+    assert any("ladder" in path.name for path in far.report().paths)
+
+
+@pytest.mark.slow
 def test_runs_are_compared_on_a_tenth_of_the_training_examples_that_they_do_not_train_on():
     study = classification(objective="auto")
     best = study.tune(learning_rate=RATES, seeds=1, extend=0)
