@@ -38,7 +38,7 @@ def check_config(
     width: int = 0,
     depth: int = 0,
     batch_size: int = 4,
-    steps: int = 4,
+    steps: int = 2,
     seeds: int = 4,
     tolerance: float = 0.2,
     workdir: str | os.PathLike[str] | None = None,
