@@ -47,9 +47,10 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             for run in group_runs:
                 schedules.fraction(run.config.optimizer, experiment.total_steps)
             for one in {_optimizer(run): run.config for run in group_runs}.values():
-                require_optimizer(one, make_parametrization(one))
+                rule = make_parametrization(one)
+                require_optimizer(one, rule)
                 if experiment.network is not None:
-                    require_followed(one, experiment.network)
+                    require_followed(experiment.network, rule, one)
         except InputError as error:
             if not values:
                 raise

@@ -72,7 +72,7 @@ class Experiment:
 
     def audit(self, rule: Parametrization | None = None) -> str | None:
         """What a network lacks of a rule, by default its own, or hides: "" for nothing; ``None`` of a training step."""
-        return self.network.audited.under(rule or self.rule).corrections if self.network else None
+        return self.network.audited.audit.under(rule or self.rule).corrections if self.network else None
 
     @property
     def cost(self) -> float:
@@ -204,7 +204,7 @@ def _notes(network: NetworkTraining) -> str:
         f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
         for start, paths in grouped(starts, starts.__getitem__).items()
     ]
-    audit = network.audited.under(network.rule)
+    audit = network.audited.audit.under(network.rule)
     if audit.certain:
         lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
     elif audit.not_judged:

@@ -14,19 +14,18 @@ from depthmup_flax.config.fields import default_config, field_paths, get_field, 
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
-from depthmup_flax.devices.sharding import logical_axes
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS
-from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, require_optimizer
+from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
 from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.network import ConfigNetwork
-from depthmup_flax.trainer.engine.network_training import NetworkTraining
+from depthmup_flax.trainer.engine.network_training import NetworkTraining, network_training
 from depthmup_flax.trainer.engine.task import Hyper, Task
 from depthmup_flax.trainer.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.util.errors import InputError
@@ -112,29 +111,10 @@ def _network(
 ) -> NetworkTraining:
     """A network, audited, with its loss and optimizer."""
     _require_no_hyper(config)
-    example, functions = dataset.input_spec, named.functions(rule)
-    params, collections = functions.shapes(example)
     if not named.is_ours:
-        _require_pure_forward(config, dataset, functions)
-    found = named.audited(example)
-    network = NetworkTraining(
-        config=config,
-        rule=rule,
-        hyperparameters=hyper,
-        total_steps=total_steps,
-        example=example,
-        named=named,
-        made=functions,
-        info=found.info,
-        audited=found.audit,
-        divides_output=found.divides_output,
-        init_ratios=named.init_ratios(example, found.info),
-        params=params,
-        collections=collections,
-        axes=logical_axes(functions.boxed_shapes(example)[0]),
-        optimizer=make_optimizer(config, found.info, rule, total_steps),
-    )
-    require_followed(config, network)
+        _require_pure_forward(config, dataset, named.functions(rule))
+    network = network_training(config, rule, hyper, named, dataset.input_spec, total_steps)
+    require_followed(network, rule, config)
     return network
 
 
@@ -176,9 +156,9 @@ def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: Model
         dataset.require_labels(*classes[0])
 
 
-def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
-    """The network follows the rule of ``config``, or its parameters carry what the code lacks."""
-    rule, named, section = make_parametrization(config), network.named, config.parametrization
+def require_followed(network: NetworkTraining, rule: Parametrization, config: ConfigDict) -> None:
+    """The network follows a rule, that of ``config``, or its parameters carry what the code lacks."""
+    named, section = network.named, config.parametrization
     carries_a = any(leaf.carried.multiplier != 0 for leaf in flatten_info(network.info).values())
     unapplied = ["gamma0"] if carries_a and rule.branch_multiplier > 0 else ["gamma0", "branch_multiplier"]
     for name in unapplied:
@@ -186,13 +166,13 @@ def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
             path = f"parametrization.{name}"
             raise _refused(config, path, f"does not take the rule, so it cannot apply it: {advice}")
-    if rule.gamma0_width_exponent != 0 and not network.divides_output:
+    if rule.gamma0_width_exponent != 0 and not network.audited.divides_output:
         advice = "multiply logits by rule.readout_multiplier(m) / rule.output_divisor(m)"
         raise InputError(
             f"parametrization.gamma0_width_exponent is {rule.gamma0_width_exponent:g}: {config.model.name} does not "
             f"divide its output by that power of the width: {advice}."
         )
-    audit = network.audited.under(rule)
+    audit = network.audited.audit.under(rule)
     if audit.certain and config.model.get("audit", True):
         raise InputError(
             f"model.name is {config.model.name!r}: its forward pass does not follow the rule. Change it as below, or "
