@@ -20,7 +20,6 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from depthmup_flax.config.schedules import require_schedule
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import user_code
@@ -229,7 +228,6 @@ def validate(config: ConfigDict) -> None:
         raise InputError(
             f"train.matmul_precision is {config.train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or ''."
         )
-    require_schedule(config.optimizer)
     if config.train.reference and not config.train.record_course:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
     if config.label_smoothing and config.loss != "cross_entropy":
@@ -250,12 +248,6 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
     fields = config.parametrization.to_dict()
     preset = fields.pop("preset")
     return get_parametrization(preset, **{k: v for k, v in fields.items() if v is not None})
-
-
-def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
-    """The fields of ``config.optimizer.kwargs`` that are set; fields that a config file added may be ``None``."""
-    unset = {name for name in _default_of_ours("res_mlp").optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
-    return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
 def field_paths(config: ConfigDict) -> list[str]:

@@ -16,6 +16,7 @@ from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.report.curves import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.search.sweep.grid import Run, as_tuple, extension, make_run
@@ -23,7 +24,6 @@ from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond
 from depthmup_flax.storage.sweep_records import CONTINUOUS, LEARNING_RATE, ROUNDS, SEED, Record
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import abstract_batch
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 
 log = logging.getLogger(__name__)

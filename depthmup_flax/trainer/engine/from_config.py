@@ -11,19 +11,17 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
+from depthmup_flax.config.hyperparameters import hyperparameters
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
-from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
-from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.engine.network_training import NetworkTraining, network_training
 from depthmup_flax.trainer.engine.task import Hyper, Task
@@ -39,12 +37,13 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing."""
     validate(config)
     rule = make_parametrization(config)
+    hyper = hyperparameters(config)
     require_optimizer(config, rule)
     if not is_import_path(config.model.name):
         _require_model(config, rule)  # before the data are opened, which may take minutes
     dataset = load(config.data)
     steps = _steps(config.train, dataset)
-    named, hyper = ConfigNetwork(config.model, dataset.num_classes), hyperparameters(config)
+    named = ConfigNetwork(config.model, dataset.num_classes)
     _require_fit(config, dataset, named)
     task = named.task(rule)
     work: NetworkTraining | UserTask
@@ -53,7 +52,8 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     else:
         work = _task(config, dataset, hyper, task)
     experiment = Experiment(config=config, dataset=dataset, rule=rule, hyperparameters=hyper, **steps, work=work)
-    _require_step(experiment)
+    if experiment.network is not None:
+        _require_step(experiment, experiment.network)
     return experiment
 
 
@@ -111,8 +111,6 @@ def _network(
 ) -> NetworkTraining:
     """A network, audited, with its loss and optimizer."""
     _require_no_hyper(config)
-    if not named.is_ours:
-        _require_pure_forward(config, dataset, named.functions(rule))
     network = network_training(config, rule, hyper, named, dataset.input_spec, total_steps)
     require_followed(network, rule, config)
     return network
@@ -135,25 +133,6 @@ def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> 
             dataset.require_labels(dataset.num_classes, tokens=reads == "tokens")
     elif config.mesh.fsdp not in (1, -1):
         raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
-
-
-def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: ModelFunctions) -> None:
-    """The forward pass and the loss of a user's network depend on their arguments alone, and fit the labels."""
-    loss = named_loss(config.loss)
-    classes = []
-
-    def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
-        inputs, targets = batch
-        outputs, new = functions.apply(params, collections, inputs, train=True, key=key)
-        metrics = loss.metrics(outputs, targets)
-        classes.append(jax.tree.leaves(outputs)[0].shape[-1:])
-        return new, metrics
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = functions.shapes(dataset.input_spec)
-    require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), config.model.name)
-    if config.loss == "cross_entropy" and isinstance(dataset, UserDataset):
-        dataset.require_labels(*classes[0])
 
 
 def require_followed(network: NetworkTraining, rule: Parametrization, config: ConfigDict) -> None:
@@ -180,17 +159,17 @@ def require_followed(network: NetworkTraining, rule: Parametrization, config: Co
         )
 
 
-def _require_step(experiment: Experiment) -> None:
-    """The loss and its gradient can be traced, and a loss of the user's own is a pure function."""
-    network = experiment.network
-    if network is None or (network.named.is_ours and experiment.config.loss == "cross_entropy"):
-        return  # a task was traced before, and our networks fit every data set of classes
-    batch = abstract_batch(experiment.config, experiment.dataset)
-    step, arguments = experiment.step({}), (experiment.state_shapes(), batch)
-    if network.named.is_ours:
-        require_pure(step, arguments, experiment.config.model.name)
-    else:
-        jax.eval_shape(step, *arguments)
+def _require_step(experiment: Experiment, network: NetworkTraining) -> None:
+    """Outputs fit the labels; the step can be traced and, with code of the user's own, is a pure function."""
+    config, dataset = experiment.config, experiment.dataset
+    classifies = config.loss == "cross_entropy"
+    if network.named.is_ours and classifies:
+        return  # it fits every data set of classes
+    if classifies and isinstance(dataset, UserDataset) and dataset.has_integer_targets:
+        outputs = network.made.outputs(network.example)
+        dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1])
+    arguments = experiment.state_shapes(), abstract_batch(config, dataset)
+    require_pure(experiment.step({}), arguments, config.model.name)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:

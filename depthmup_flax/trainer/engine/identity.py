@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.config.fields import ANOTHER, names_users_code
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.storage.files import read_json, write_atomically
 from depthmup_flax.storage.provenance import versions
 from depthmup_flax.storage.run_hash import execution_of_model, json_text
@@ -16,7 +17,6 @@ from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.device_batches import host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import batch_shapes
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.task import Hyper, new_state
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.program_digest import digest

@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -52,11 +51,6 @@ class ConfigNetwork:
     def takes_rule(self) -> bool:
         """Whether its code has the rule's constants; else parameters carry them."""
         return takes(self.named, "rule")
-
-    @property
-    def keeps_rule(self) -> bool:
-        """Whether modules may have attributes that are made of the rule's numbers: Linen ones have none."""
-        return self.takes_rule and not (inspect.isclass(self.named) and issubclass(self.named, nn.Module))
 
     @property
     def sizes(self) -> Sizes:

@@ -15,13 +15,13 @@ from ml_collections import ConfigDict
 from depthmup_flax.auditing.config_audit import Audited
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors, multiplied
 from depthmup_flax.config.fields import set_field
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.devices.sharding import AxisNames, logical_axes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
 from depthmup_flax.trainer.engine.network import ConfigNetwork, Sizes
 from depthmup_flax.trainer.engine.network_task import NetworkState, network_task, state_of
