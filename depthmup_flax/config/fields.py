@@ -204,6 +204,25 @@ def require_command(config: ConfigDict, command: str) -> None:
 def validate(config: ConfigDict) -> None:
     """Checks what needs neither data nor model; they and `trainer.engine` check the rest. Raises `InputError`."""
     require_command(config, "train")
+    _require_fields(config)
+    for lowest, too_large, paths in _RANGES:
+        for path in paths:
+            require_number(path, get_field(config, path), least=lowest, below=too_large, whole=isinstance(lowest, int))
+    require_number("optimizer.learning_rate", config.optimizer.learning_rate, above=0)
+    _require_train(config.train)
+    frozen = config.optimizer.frozen
+    if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
+        raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
+    if config.label_smoothing and config.loss != "cross_entropy":
+        raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
+    if config.data.ignore_label is not None and config.loss != "cross_entropy":
+        ignored = config.data.ignore_label
+        raise InputError(f"data.ignore_label is {ignored}: it is of loss='cross_entropy'. Leave it out, as None.")
+    make_parametrization(config)
+
+
+def _require_fields(config: ConfigDict) -> None:
+    """The config has all fields that its model's has, and no others."""
     name = config.get("model", {}).get("name", "res_mlp")
     given, known = map(field_paths, (config, _default_of_ours(name) if name in MODELS else default_config(name)))
     for path in given:
@@ -212,32 +231,24 @@ def validate(config: ConfigDict) -> None:
     for path in known:
         if path not in given and not path.startswith(_OPEN):
             raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
-    for field, default in user_code.model_fields(resolve(name, "model.name")).items() if is_import_path(name) else ():
+    own = user_code.model_fields(resolve(name, "model.name")) if is_import_path(name) else {}
+    for field, default in own.items():
         if default is user_code.MISSING and config.model.get(field) is None:
             raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
-    for lowest, too_large, paths in _RANGES:
-        for path in paths:
-            require_number(path, get_field(config, path), least=lowest, below=too_large, whole=isinstance(lowest, int))
-    require_number("optimizer.learning_rate", config.optimizer.learning_rate, above=0)
-    frozen = config.optimizer.frozen
-    if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
-        raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
-    if not config.train.steps and not config.train.epochs:
+
+
+def _require_train(train: ConfigDict) -> None:
+    """Fields of ``config.train`` that are no plain numbers, or go together."""
+    if not train.steps and not train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
-    if config.train.matmul_precision not in ("", *MATMUL_PRECISIONS):
+    if train.matmul_precision not in ("", *MATMUL_PRECISIONS):
         raise InputError(
-            f"train.matmul_precision is {config.train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or ''."
+            f"train.matmul_precision is {train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or ''."
         )
-    if config.train.reference and not config.train.record_course:
+    if train.reference and not train.record_course:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
-    if config.label_smoothing and config.loss != "cross_entropy":
-        raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
-    if config.data.ignore_label is not None and config.loss != "cross_entropy":
-        ignored = config.data.ignore_label
-        raise InputError(f"data.ignore_label is {ignored}: it is of loss='cross_entropy'. Leave it out, as None.")
-    if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
-        raise InputError(f"train.writers is {config.train.writers!r}: use jsonl, which is needed, tensorboard, wandb.")
-    make_parametrization(config)
+    if not {"jsonl"} <= set(train.writers) <= set(WRITERS):
+        raise InputError(f"train.writers is {train.writers!r}: use jsonl, which is needed, tensorboard, wandb.")
 
 
 _OPEN = ("optimizer.kwargs.", "hyper.")  # sections to which a config file may add fields

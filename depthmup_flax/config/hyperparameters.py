@@ -23,11 +23,10 @@ def hyperparameters(config: ConfigDict) -> dict[str, float]:
     modules may, has none of them: traced, they would be other parts of it, or lost.
     """
     values = {path: value for path in CONTINUOUS if (value := get_field(config, path)) is not None}
+    values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
+    values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
     if _keeps_rule(config.model.name):
         values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
-    else:
-        values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
-    values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
     return {SEED: config.seed, **{path: value if path in _WHOLE else float(value) for path, value in values.items()}}
 
 

@@ -18,6 +18,7 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
+from depthmup_flax.trainer.engine.device_batches import abstract_batch
 from depthmup_flax.trainer.engine.network_task import GRADIENTS
 from depthmup_flax.trainer.engine.network_training import NetworkTraining
 from depthmup_flax.trainer.engine.recorder import NO_RECORDER, Recorder
@@ -120,6 +121,10 @@ class Experiment:
     def state_shapes(self) -> TrainState:
         """A new training state with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.work.shapes)
+
+    def step_shapes(self) -> tuple[TrainState, Any]:
+        """The arguments of `step`'s function with shapes and dtypes in place of arrays."""
+        return self.state_shapes(), abstract_batch(self.config, self.dataset)
 
     def parameter_table(self) -> str:
         """The parameters, for people; of a training step path, shape and type of every array of the state."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
@@ -21,6 +20,7 @@ from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
+from depthmup_flax.trainer.engine.device_batches import abstract_batch
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.engine.network_training import NetworkTraining, network_training
@@ -42,18 +42,18 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     if not is_import_path(config.model.name):
         _require_model(config, rule)  # before the data are opened, which may take minutes
     dataset = load(config.data)
-    steps = _steps(config.train, dataset)
     named = ConfigNetwork(config.model, dataset.num_classes)
     _require_fit(config, dataset, named)
+    described = {"config": config, "dataset": dataset, "rule": rule, "hyperparameters": hyper}
+    described |= _steps(config.train, dataset)
     task = named.task(rule)
-    work: NetworkTraining | UserTask
-    if task is None:
-        work = _network(config, dataset, rule, hyper, named, steps["total_steps"])
-    else:
-        work = _task(config, dataset, hyper, task)
-    experiment = Experiment(config=config, dataset=dataset, rule=rule, hyperparameters=hyper, **steps, work=work)
-    if experiment.network is not None:
-        _require_step(experiment, experiment.network)
+    if task is not None:
+        return Experiment(**described, work=_task(config, dataset, hyper, task))
+    _require_no_hyper(config)
+    network = network_training(config, rule, hyper, named, dataset.input_spec, described["total_steps"])
+    require_followed(network, rule, config)
+    experiment = Experiment(**described, work=network)
+    _require_step(experiment, network)
     return experiment
 
 
@@ -66,19 +66,6 @@ def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset
             params, _ = named.functions(rule).shapes(dataset.input_spec)
             return sum(leaf.size for leaf in jax.tree.leaves(params))
     return build(config, load=load).parameters
-
-
-def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
-    """Shapes of a prepared training batch."""
-    batch = batch_shapes(config, dataset)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key, batch: dataset.prepare(config.data.augment, key, batch), key, batch)
-
-
-def batch_shapes(config: ConfigDict, dataset: Dataset) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of a training batch as it is read."""
-    size, one = config.train.batch_size, dataset.train.read(np.arange(1))
-    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
 def require_read(config: ConfigDict, read: Collection[str], paths: Collection[str] = ()) -> None:
@@ -99,21 +86,6 @@ def _task(config: ConfigDict, dataset: Dataset, hyper: Hyper, task: Task) -> Use
     user = user_task(task, config.model.name, hyper, abstract_batch(config, dataset))
     require_read(config, user.read)
     return user
-
-
-def _network(
-    config: ConfigDict,
-    dataset: Dataset,
-    rule: Parametrization,
-    hyper: Mapping[str, float],
-    named: ConfigNetwork,
-    total_steps: int,
-) -> NetworkTraining:
-    """A network, audited, with its loss and optimizer."""
-    _require_no_hyper(config)
-    network = network_training(config, rule, hyper, named, dataset.input_spec, total_steps)
-    require_followed(network, rule, config)
-    return network
 
 
 def _require_model(config: ConfigDict, rule: Parametrization) -> None:
@@ -168,8 +140,7 @@ def _require_step(experiment: Experiment, network: NetworkTraining) -> None:
     if classifies and isinstance(dataset, UserDataset) and dataset.has_integer_targets:
         outputs = network.made.outputs(network.example)
         dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1])
-    arguments = experiment.state_shapes(), abstract_batch(config, dataset)
-    require_pure(experiment.step({}), arguments, config.model.name)
+    require_pure(experiment.step({}), experiment.step_shapes(), config.model.name)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
