@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -183,13 +182,15 @@ _default_of_ours = functools.cache(default_config)  # to be read: a sweep valida
 
 _COUNTS = ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_checkpoints")
 _PERIODS = ("steps", "average_steps", "eval_every", "checkpoint_every")
-# Smallest value, what is too large, and fields; an int asks for whole numbers.
-_RANGES: Sequence[tuple[float, float, Sequence[str]]] = (
-    (0, 2**31, ("seed", "model.base_width", "model.base_depth")),
-    (1, 2**31, ("model.width", "model.depth", *(f"train.{name}" for name in _COUNTS))),
-    (0, 2**31, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
-    (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
-    (0.0, 1.0, ("train.ema_decay", "label_smoothing")),
+_WHOLE = {"below": 2**31, "whole": True}
+# Fields, and the numbers that they take, as arguments of `require_number`.
+_RANGES: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = (
+    (("seed", "model.base_width", "model.base_depth"), {"least": 0, **_WHOLE}),
+    (["model.width", "model.depth", *(f"train.{name}" for name in _COUNTS)], {"least": 1, **_WHOLE}),
+    (["optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS)], {"least": 0, **_WHOLE}),
+    (("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms"), {"least": 0}),
+    (("train.ema_decay", "label_smoothing"), {"least": 0, "below": 1}),
+    (("optimizer.learning_rate",), {"above": 0}),
 )
 
 
@@ -205,10 +206,9 @@ def validate(config: ConfigDict) -> None:
     """Checks what needs neither data nor model; they and `trainer.engine` check the rest. Raises `InputError`."""
     require_command(config, "train")
     _require_fields(config)
-    for lowest, too_large, paths in _RANGES:
+    for paths, limits in _RANGES:
         for path in paths:
-            require_number(path, get_field(config, path), least=lowest, below=too_large, whole=isinstance(lowest, int))
-    require_number("optimizer.learning_rate", config.optimizer.learning_rate, above=0)
+            require_number(path, get_field(config, path), **limits)
     _require_train(config.train)
     frozen = config.optimizer.frozen
     if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
@@ -330,8 +330,7 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults."""
-    # Runs before 2026-11-28 have digests of the named modules in their hash, as "code".
-    stored = {name: value for name, value in stored.items() if name not in (SOURCE, SETTINGS, "code")}
+    stored = {name: value for name, value in stored.items() if name not in (SOURCE, SETTINGS)}
     config = default_config(str(stored.get("model", {}).get("name")))
     config.update(_with_tuples(stored))
     return config

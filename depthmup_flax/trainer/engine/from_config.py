@@ -39,11 +39,11 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     rule = make_parametrization(config)
     hyper = hyperparameters(config)
     require_optimizer(config, rule)
-    if not is_import_path(config.model.name):
-        _require_model(config, rule)  # before the data are opened, which may take minutes
+    _require_model(config, rule)  # before the data are opened, which may take minutes
     dataset = load(config.data)
     named = ConfigNetwork(config.model, dataset.num_classes)
-    _require_fit(config, dataset, named)
+    if named.is_ours:
+        _require_kind(config, bool(dataset.num_classes) and dataset.input_kind == MODELS[config.model.name].input_kind)
     described = {"config": config, "dataset": dataset, "rule": rule, "hyperparameters": hyper}
     described |= _steps(config.train, dataset)
     task = named.task(rule)
@@ -89,22 +89,15 @@ def _task(config: ConfigDict, dataset: Dataset, hyper: Hyper, task: Task) -> Use
 
 
 def _require_model(config: ConfigDict, rule: Parametrization) -> None:
-    """A model of ours has such fields, and reads what the source of the data holds."""
+    """A model of ours has such fields, and reads what the source of the data holds; a user's is not split."""
+    if is_import_path(config.model.name):
+        if config.mesh.fsdp not in (1, -1):
+            raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
+        return
     _require_no_hyper(config)
     create_model(num_classes=1, rule=rule, **config.model)
     reads = MODELS[config.model.name].input_kind
     _require_kind(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
-
-
-def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> None:
-    """The network can read the data and be spread over the devices."""
-    if named.is_ours:
-        reads = MODELS[config.model.name].input_kind
-        _require_kind(config, dataset.input_kind == reads and bool(dataset.num_classes))
-        if isinstance(dataset, UserDataset):
-            dataset.require_labels(dataset.num_classes, tokens=reads == "tokens")
-    elif config.mesh.fsdp not in (1, -1):
-        raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
 
 
 def require_followed(network: NetworkTraining, rule: Parametrization, config: ConfigDict) -> None:
@@ -134,13 +127,13 @@ def require_followed(network: NetworkTraining, rule: Parametrization, config: Co
 def _require_step(experiment: Experiment, network: NetworkTraining) -> None:
     """Outputs fit the labels; the step can be traced and, with code of the user's own, is a pure function."""
     config, dataset = experiment.config, experiment.dataset
-    classifies = config.loss == "cross_entropy"
-    if network.named.is_ours and classifies:
-        return  # it fits every data set of classes
-    if classifies and isinstance(dataset, UserDataset) and dataset.has_integer_targets:
+    classifies, is_ours = config.loss == "cross_entropy", network.named.is_ours
+    if not (classifies and is_ours):
+        require_pure(experiment.step({}), experiment.step_shapes(), config.model.name)
+    if isinstance(dataset, UserDataset) and (classifies or is_ours):
         outputs = network.made.outputs(network.example)
-        dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1])
-    require_pure(experiment.step({}), experiment.step_shapes(), config.model.name)
+        tokens = is_ours and dataset.input_kind == "tokens"
+        dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1], tokens=tokens)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:
