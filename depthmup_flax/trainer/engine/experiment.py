@@ -111,7 +111,9 @@ class Experiment:
     @functools.cached_property
     def recorder(self) -> Recorder:
         """What is measured in the first third of a run."""
-        return self.network.recorder() if self.network and self.config.train.record_course else NO_RECORDER
+        return (
+            self.network.recorder(self.total_steps) if self.network and self.config.train.record_course else NO_RECORDER
+        )
 
     @property
     def course(self) -> Course:

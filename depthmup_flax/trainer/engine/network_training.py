@@ -130,12 +130,12 @@ class NetworkTraining:
         """See `update_facts`."""
         return update_facts(self.config, self.info)
 
-    def recorder(self) -> Recorder:
-        """Measures the course of a run."""
+    def recorder(self, total_steps: int) -> Recorder:
+        """Measures the course of a run of so many steps."""
         nesterov = self._updates.get("degree") == 1 and self.config.optimizer.kwargs.nesterov
         whole = self.config.mesh.fsdp > 1
         of = self.params, self.info, self.rule_under, self._updates
-        return recorder_of(*of, nesterov=nesterov, whole=whole, total_steps=self.total_steps)
+        return recorder_of(*of, nesterov=nesterov, whole=whole, total_steps=total_steps)
 
     def table(self, epoch_steps: int) -> str:
         """`param_table` for the optimizer of this run."""
@@ -155,7 +155,7 @@ class NetworkTraining:
 def network_training(
     config: ConfigDict,
     rule: Parametrization,
-    hyper: Hyper,
+    hyper: Mapping[str, float],
     named: ConfigNetwork,
     example: Any,
     total_steps: int | None,
