@@ -17,7 +17,7 @@ from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.networks.adapters import linen, once_for_shapes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.factor import Factor
-from depthmup_flax.rule.info_trees import is_info, path_name
+from depthmup_flax.rule.info_trees import flatten_info, is_info, path_name
 from depthmup_flax.rule.parametrization import Parametrization, ParamInfo
 from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.types import ArrayTree, InfoTree
@@ -43,7 +43,7 @@ PROBE = Parametrization(alpha=0.618, gamma=0.382, width=_Power(0.847), gamma0_wi
 
 
 # A second one: what parameters carry under both stands in no place where the code has a part of the rule's factor.
-SECOND_PROBE = Parametrization(alpha=0.811, gamma=0.189, width=_Power(0.733), gamma0_width_exponent=0.193)
+_SECOND_PROBE = Parametrization(alpha=0.811, gamma=0.189, width=_Power(0.733), gamma0_width_exponent=0.193)
 # The same for models of this package. A tied readout has the initial scale of weights as a factor, which is no power of
 # the width ratio between muP and the standard parametrization.
 _OUR_PROBE = PROBE.replace(width="mup")
@@ -127,6 +127,48 @@ def audited(
         divides_output = record.gamma0_width_exponent != 0
         record = dataclasses.replace(record, width_power=None, gamma0_width_exponent=0.0)
     return Audited(info, dataclasses.replace(result, record=record), divides_output)
+
+
+def audited_under_any_rule(
+    functions: Callable[[Parametrization, Sizes], ModelFunctions],
+    sizes: Sizes,
+    base_sizes: Sizes,
+    inputs: ArrayTree,
+    *,
+    output: Output = None,
+    takes_rule: bool,
+) -> Audited:
+    """`audited`, of a network that may take the rule; ``functions``: (rule, sizes) -> the network.
+
+    Raises:
+      InputError: where a parameter acts, the code has a part of a rule's factor; and as `audited`.
+    """
+
+    def under(probe: Parametrization) -> Audited:
+        at = lambda width, depth: functions(probe, (width, depth))
+        return audited(at, sizes, base_sizes, inputs, output=output, probe=probe)
+
+    result = under(PROBE)
+    carried = {path: leaf.carried for path, leaf in flatten_info(result.info).items() if leaf.carries}
+    if takes_rule and any(factor.constant != 1 for factor in carried.values()):
+        again = flatten_info(under(_SECOND_PROBE).info)
+        for path, factor in carried.items():
+            if not _agree(factor, again[path].carried):
+                raise InputError(
+                    f"model.name is {functions(PROBE, sizes).name!r}: where {path!r} acts, its code has a part of the "
+                    "rule's factor. Use all of it, rule.residual_multiplier(r, uses=n) and rule.readout_multiplier(m), "
+                    "or take it out of the code: parameters carry it then."
+                )
+    return result
+
+
+def _agree(one: Factor, other: Factor) -> bool:
+    """Whether two factors are the same powers of the same numbers."""
+    for name, value in vars(one).items():
+        values = np.asarray(value), np.asarray(getattr(other, name))
+        if values[0].shape != values[1].shape or not np.allclose(*values, rtol=5e-3, atol=0):
+            return False
+    return True
 
 
 def _carrying(info: InfoTree, rows: Sequence[Row], others: Mapping[str, ParamInfo]) -> InfoTree:

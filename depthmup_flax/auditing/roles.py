@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from depthmup_flax.auditing.counterparts import contradictions
 from depthmup_flax.auditing.depth_ratios import DepthRatios
-from depthmup_flax.auditing.expert_axes import expert_axes
 from depthmup_flax.auditing.matching import MatchedModels, layer_axes
 from depthmup_flax.auditing.overrides import Axes, decays, info_of_axes, overridden
 from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.trace.expert_axes import expert_axes
 from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, PRODUCT, Use
 from depthmup_flax.util.errors import InputError

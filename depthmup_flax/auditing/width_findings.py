@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from depthmup_flax.auditing.audit_report import Finding, number, summary
 from depthmup_flax.auditing.comparison import Comparison, may_be_readout, readout_ratio
 from depthmup_flax.auditing.finding_places import lacking, product_places, start_places
 from depthmup_flax.auditing.relative_factors import close, ratio_of
+from depthmup_flax.auditing.score_factors import ScoreFactors
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
-from depthmup_flax.trace.scores import Scores
+from depthmup_flax.util.groups import grouped
 
 TWICE = "readout_scaled_twice"
 NOT_SCALED = "readout_not_scaled"
@@ -190,42 +190,35 @@ def _scaled_hidden(compared: Comparison, paths: tuple[str, ...], factor: float) 
     )
 
 
-class _WrongScale(NamedTuple):
-    """What products of queries and keys with one wrong scale have in common."""
-
-    factor: float
-    wanted: Factor
-    head_size: int
-    base_head_size: int
-
-
 def attention(compared: Comparison) -> list[Finding]:
     """Products of queries and keys with another scale than the rule's."""
-    wrong: dict[_WrongScale, list[Scores]] = {}
+    wrong = []
     for scores in compared.scores:
-        product = scores.product
-        if not product.in_softmax or math.isnan(scores.factor) or scores.is_right(compared.rule):
+        if not scores.product.in_softmax or math.isnan(scores.factor):
             continue
-        key = _WrongScale(scores.factor, scores.wanted, product.size, scores.base_size)
-        wrong.setdefault(key, []).append(product)
-    return [_scores(scale, products) for scale, products in wrong.items()]
+        if not scores.is_right(compared.rule):
+            wrong.append(scores)
+    return [_scores(alike) for alike in grouped(wrong, _scale).values()]
 
 
-def _scores(scale: _WrongScale, products: Sequence[Scores]) -> Finding:
-    paths: list[str] = []
-    for product in products:
-        paths += sorted(product.paths)
-    paths = list(dict.fromkeys(paths))
-    names = f" of {summary(paths)}" if paths else ""
-    d = scale.head_size
-    base_d = scale.base_head_size
+def _scale(scores: ScoreFactors) -> tuple[float, Factor, int, int]:
+    return scores.factor, scores.wanted, scores.product.size, scores.base_size
+
+
+def _scores(alike: Sequence[ScoreFactors]) -> Finding:
+    """One finding about products with one wrong scale."""
+    paths: dict[str, None] = {}
+    for scores in alike:
+        paths |= dict.fromkeys(sorted(scores.product.paths))
+    names = f" of {summary(tuple(paths))}" if paths else ""
+    factor, wanted, d, base_d = _scale(alike[0])
     return Finding(
         "attention_scale",
         tuple(paths),
-        f"the products of queries and keys{names} are multiplied by {number(scale.factor)} "
+        f"the products of queries and keys{names} are multiplied by {number(factor)} "
         f"relative to the base model; the rule wants {base_d / d:.4g}, as the head dimension is "
         f"{d} and {base_d} there.",
         f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
-        factor=lacking(scale.wanted, scale.factor),
-        places=tuple((product.node, -1) for product in products),
+        factor=lacking(wanted, factor),
+        places=tuple((scores.product.node, -1) for scores in alike),
     )

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from depthmup_flax.auditing.audit_report import Audit, Finding, summary
+from depthmup_flax.auditing.audit_report import Audit, Finding, Row, summary
 from depthmup_flax.auditing.model_audit import audit
 from depthmup_flax.auditing.roles import same_role
 from depthmup_flax.check.layers import Layers, SizedNetwork
@@ -78,34 +79,53 @@ def audit_of_largest(axis: str, networks: Sequence[SizedNetwork], rule: Parametr
     roles in ``info`` with those of the trace; over depth, the branches.
     """
     base, *_, network = sorted((one for one in networks if one.size.axis == axis), key=lambda one: one.size.size)
-    (base_source, source), info = (one.traced.network.source for one in (base, network)), network.info
+    source, base_source = network.traced.network.source, base.traced.network.source
     if source is None or base_source is None:
         return None
-    # Without the rule's a, which is the same at all sizes.
-    plain = rule.replace(branch_multiplier=1.0)
-    carried_of = lambda leaf: leaf.factor(plain)
-    carried_at_base = {base.collapse(path): carried_of(leaf) for path, leaf in base.info.items() if source.base is None}
+    knows_base = source.base is not None
+    base_info = {} if knows_base else base.info
     result = audit(
         source.model,
-        base_source.model if source.base is None else source.base,
+        source.base if knows_base else base_source.model,
         source.x,
         in_code=(rule,) if rule.alpha > 0 else (),
-        depth_ratio=_depth_ratio(info, base.info if source.base is None else {}) if axis == "depth" else None,
+        depth_ratio=_depth_ratio(network.info, base_info) if axis == "depth" else None,
         output=source.output,
         axes=axis,
-        carry=any(leaf.carries for leaf in (*info.values(), *base.info.values())),
+        carry=any(leaf.carries for leaf in (*network.info.values(), *base.info.values())),
         **source.kwargs,
     ).under(rule)
-    has_branches = any(leaf.in_branch for leaf in info.values())
-    findings = [*result.certain]
+    # Without the rule's a, which is the same at all sizes.
+    plain = rule.replace(branch_multiplier=1.0)
+    carried_at_base = {base.collapse(path): leaf.factor(plain) for path, leaf in base_info.items()}
+    wrong = _differences(axis, network, result.rows, plain, carried_at_base)
+    every = [row.path for row in result.rows]  # what is not about some parameters is about all
+    return dataclasses.replace(
+        result,
+        findings=tuple(_over_axis(one, axis, network) for one in (*result.certain, *wrong)),
+        not_judged=tuple(
+            dataclasses.replace(one, paths=_collapsed(one.paths or every, network)) for one in result.not_judged
+        ),
+    )
+
+
+def _differences(
+    axis: str,
+    network: SizedNetwork,
+    rows: Sequence[Row],
+    plain: Parametrization,
+    carried_at_base: Mapping[str, ArrayLike],
+) -> list[Finding]:
+    """What a network's ``info`` says of parameters, but the trace, in ``rows``, reads otherwise."""
+    has_branches = any(leaf.in_branch for leaf in network.info.values())
     wrong: dict[tuple[str, str], list[str]] = {}
-    for row in result.rows:
-        given = info.get(row.path)
+    for row in rows:
+        given = network.info.get(row.path)
         if given is None or row.info is None:
             continue
         if axis == "width" and not same_role(row.info, given):
             wrong.setdefault((given.role, row.info.role), []).append(row.path)
-        carried = np.divide(carried_of(given), carried_at_base.get(network.collapse(row.path), 1.0))
+        carried = np.divide(given.factor(plain), carried_at_base.get(network.collapse(row.path), 1.0))
         read = row.info.factor(plain)
         if not np.allclose(carried, read, rtol=1e-3, atol=0):
             wrong.setdefault((f"carrying {factor_text(carried)}", factor_text(read)), []).append(row.path)
@@ -113,14 +133,21 @@ def audit_of_largest(axis: str, networks: Sequence[SizedNetwork], rule: Parametr
         if axis == "depth" and has_branches and row.in_branch != given.in_branch and (row.in_branch or row.uses):
             position = ("outside of branches", "inside")
             wrong.setdefault((position[given.in_branch], position[row.in_branch]), []).append(row.path)
-    for (said, of_trace), where in wrong.items():
-        text = f"info has {summary(where)} as {said}; the trace reads {of_trace}."
-        findings.append(Finding("wrong_info", tuple(where), text, "info = audit.info"))
-    renamed = lambda paths: tuple(dict.fromkeys(map(network.collapse, paths)))
-    told = lambda f: dataclasses.replace(f, paths=renamed(f.paths), text=f"read from the code over {axis}: {f.text}")
-    every = [row.path for row in result.rows]  # what is not about some parameters is about all
-    open_ = tuple(dataclasses.replace(one, paths=renamed(one.paths or every)) for one in result.not_judged)
-    return dataclasses.replace(result, findings=tuple(map(told, findings)), not_judged=open_)
+    findings = []
+    for (said, of_trace), paths in wrong.items():
+        text = f"info has {summary(paths)} as {said}; the trace reads {of_trace}."
+        findings.append(Finding("wrong_info", tuple(paths), text, "info = audit.info"))
+    return findings
+
+
+def _over_axis(finding: Finding, axis: str, network: SizedNetwork) -> Finding:
+    """A finding with the paths of the report, which says over what it was read."""
+    text = f"read from the code over {axis}: {finding.text}"
+    return dataclasses.replace(finding, paths=_collapsed(finding.paths, network), text=text)
+
+
+def _collapsed(paths: Sequence[str], network: SizedNetwork) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(network.collapse, paths)))
 
 
 def is_open(axis: str, reading: Reading, layers: Layers, rule: Parametrization) -> bool:

@@ -18,12 +18,13 @@ from depthmup_flax.check.causes import causes_in_rule, is_open, read_code
 from depthmup_flax.check.judgment import judge
 from depthmup_flax.check.layers import SizedNetwork, collect_layers, named_alike
 from depthmup_flax.check.measure import Loss, Measurement
-from depthmup_flax.check.networks import Network, Traced, traced
+from depthmup_flax.check.networks import Network, traced
 from depthmup_flax.check.records import OUTPUT, Record, Size, Table
 from depthmup_flax.check.report import Report, notes
 from depthmup_flax.rule.info_trees import param_count
 from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError, require_number
+from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.precision import products_in
 from depthmup_flax.util.surroundings import own_surroundings
 
@@ -85,21 +86,18 @@ def coord_check(
     require_parametrization(rule)
     require_plan(widths, depths, width, depth, steps, seeds, tolerance)
     say("reading the code of the networks")
-    network_of: dict[tuple[int, int], Traced] = {}
+    of_size = functools.cache(lambda width, depth: traced(build(width, depth)))  # a network may be on both axes
     if not widths and not depths:
-        network_of[width, depth] = base = traced(build(width, depth))
+        base = of_size(width, depth)
         widths, depths = chosen_sizes(width, depth, base.flops, base.equations)
     sizes = [Size("width", w, w, depth) for w in widths] + [Size("depth", d, width, d) for d in depths]
-    for size in sizes:  # a network may be on both axes
-        if size[2:] not in network_of:
-            network_of[size[2:]] = traced(build(*size[2:]))
-    sized = named_alike([SizedNetwork(size, network_of[size[2:]]) for size in sizes])
-    of_axis = {axis: [one for one in sized if one.size.axis == axis] for axis in ("width", "depth")}
+    sized = named_alike([SizedNetwork(size, of_size(size.width, size.depth)) for size in sizes])
+    of_axis = grouped(sized, lambda one: one.size.axis)
     for networks in of_axis.values():
         _require_growth(networks)
     loss = _checked_loss(labels, loss, sized[0].traced.shapes[OUTPUT])
     layers = collect_layers(sized)
-    readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items() if networks}
+    readings = {axis: read_code(axis, networks, rule) for axis, networks in of_axis.items()}
     open_ = {axis for axis, reading in readings.items() if is_open(axis, reading, layers, rule)}
     plan = functools.partial(Measurement, loss=loss, rule=rule, steps=steps, seeds=seeds, of_layers=bool(open_))
     measurements = [plan(one, effects=one.paths_of(layers.matrix_updates)) for one in sized]
@@ -108,7 +106,7 @@ def coord_check(
     causes_of = {axis: [*causes_in_rule(axis, rule), *reading.certain] for axis, reading in readings.items()}
     right = {axis for axis, reading in readings.items() if reading.is_whole and not causes_of[axis]}
     quantities = judge(table, rule, tolerance, layers, right, open_)
-    causes = [cause for axis in causes_of for cause in causes_of[axis]]
+    causes = list(itertools.chain.from_iterable(causes_of.values()))
     return Report(records, quantities, causes, rule, seeds, tolerance, notes(table, quantities, causes, readings))
 
 

@@ -77,19 +77,8 @@ class Report:
         intervals = f"95 % intervals of {self.seeds} seeds; flat within {self.tolerance:g}"
         yield f"size over the rule's ~ width^exponent or depth^exponent; {intervals}"
         for axis in sorted({q.axis for q in self.quantities}, reverse=True):
-            quantities = [q for q in self.quantities if q.axis == axis]
-            failed, others = ([q for q in quantities if q.passed == ok] for ok in (False, True))
-            if passed < len(others):
-                others.sort(key=lambda q: -abs(q.fit.slope) if q.fit.state == "fitted" else 0.0)
-            sizes = ", ".join(str(size) for size in sorted({r.size for r in self.records if r.axis == axis}))
-            word = "PASS" if not failed else "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
-            right, unclear = (sum(_mark(q) == mark for q in quantities) for mark in ("ok", "??"))
             yield ""
-            yield f"{axis} {sizes}: {word}, {right} of {len(quantities)} right" + f", {unclear} unclear" * bool(unclear)
-            yield text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>><")
-            if hidden := len(failed[failures:]) + len(others[passed:]):
-                more = f", {len(failed[failures:])} of them failures" if failed[failures:] else ""
-                yield f"and {hidden} more{more}: report.details() (--details)"
+            yield from self._of_axis(axis, failures, passed)
         what = "cause" if self.failures else "FAIL, though these sizes do not show it"
         for cause in self.causes:
             yield ""
@@ -99,6 +88,26 @@ class Report:
         for note in self.notes:
             yield ""
             yield f"note: {note}"
+
+    def _of_axis(self, axis: str, failures: int, passed: int) -> Iterator[str | text_table.Table]:
+        """The verdict over an axis, and a table of some of its quantities, failures first."""
+        quantities = [q for q in self.quantities if q.axis == axis]
+        marks = list(map(_mark, quantities))
+        failed = [q for q in quantities if not q.passed]
+        others = [q for q in quantities if q.passed]
+        if passed < len(others):
+            others.sort(key=_deviation, reverse=True)
+        word = "PASS"
+        if failed:
+            word = "UNCLEAR" if all(q.verdict in NO_ANSWER for q in failed) else "FAIL"
+        sizes = ", ".join(map(str, Table(self.records).sizes(axis)))
+        line = f"{axis} {sizes}: {word}, {marks.count('ok')} of {len(quantities)} right"
+        yield line + (f", {marks.count('??')} unclear" if "??" in marks else "")
+        yield text_table.Table(_COLUMNS, list(map(_cells, [*failed[:failures], *others[:passed]])), "<<>><")
+        hidden_failures = len(failed[failures:])
+        if hidden := hidden_failures + len(others[passed:]):
+            more = f", {hidden_failures} of them failures" if hidden_failures else ""
+            yield f"and {hidden} more{more}: report.details() (--details)"
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes the files of `write_to` to a directory that no other process uses.
@@ -136,6 +145,10 @@ _WORDS = {
 
 def _cells(q: Quantity) -> tuple[str, ...]:
     return _mark(q), _WORDS[q.kind].format(q.name), str(q.step), str(q.fit), _words(q)
+
+
+def _deviation(q: Quantity) -> float:
+    return abs(q.fit.slope) if q.fit.state == "fitted" else 0.0
 
 
 def _mark(q: Quantity) -> str:
@@ -218,37 +231,48 @@ def notes(
     table: Table, quantities: Sequence[Quantity], causes: Sequence[Finding], readings: Mapping[str, Reading]
 ) -> tuple[str, ...]:
     """What else to know of a check, such as the sizes to use; ``readings`` are those over each axis."""
-    lines = []
+    return (*_of_gradients(table, quantities), *_of_readings(readings), *_of_failures(table, quantities, causes))
+
+
+def _of_gradients(table: Table, quantities: Sequence[Quantity]) -> Iterator[str]:
+    """The axes over which gradients are those of small networks."""
     for axis in table.axes():
         if finite := [q for q in quantities if (q.axis, q.verdict) == (axis, FINITE)]:
-            lines.append(
+            yield (
                 f"these networks are small: {len(finite)} of their gradients over {axis} do not have the rule's sizes "
                 f"yet, though code, initial values and updates are right. To see them arrive, use "
                 f"{_larger_sizes(table, axis)}."
             )
+
+
+def _of_readings(readings: Mapping[str, Reading]) -> Iterator[str]:
+    """What the audit did not judge."""
     for axis, reading in readings.items():
         if reading.error:
-            lines.append(f"the audit over {axis} failed, so measurements alone decide there. It raised {reading.error}")
+            yield f"the audit over {axis} failed, so measurements alone decide there. It raised {reading.error}"
         elif reading.audit is None:
-            lines.append(f"the code over {axis} was not audited: measurements alone decide there.")
+            yield f"the code over {axis} was not audited: measurements alone decide there."
     if open_ := sorted({path for reading in readings.values() for path in reading.not_judged}):
-        lines.append(
+        yield (
             f"the audit could not judge {summary(open_)}, so activations were measured. A scale inside an operation "
             "that is not read shows only in the activations that the network records: dm.audit says what to do."
         )
+
+
+def _of_failures(table: Table, quantities: Sequence[Quantity], causes: Sequence[Finding]) -> Iterator[str]:
+    """What to do about failures without a cause."""
     failures = [q for q in quantities if not q.passed]
     if failures and all(q.verdict == UNCLEAR for q in failures):
         sizes = " and ".join(_larger_sizes(table, axis) for axis in dict.fromkeys(q.axis for q in failures))
-        lines.append(
+        yield (
             "unclear: exponents are too far from the rule's for a pass, and too near for a mistake, as those of small "
             f"networks may be, or their intervals are too wide. Use {sizes}, or more seeds (--seeds)."
         )
     elif failures and not causes:
-        lines.append(
+        yield (
             "the cause is not known. Run dm.audit on the network and its base, which reads multipliers and roles; then "
             "look at initial values and updates above, at the optimizer, and at the learning rate."
         )
-    return tuple(lines)
 
 
 def _larger_sizes(table: Table, axis: str) -> str:

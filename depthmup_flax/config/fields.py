@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from depthmup_flax.config.schedules import require_schedule
 from depthmup_flax.data import DATA_DEFAULTS
 from depthmup_flax.models import MODELS, model_fields
 from depthmup_flax.networks import user_code
@@ -184,13 +182,15 @@ _default_of_ours = functools.cache(default_config)  # to be read: a sweep valida
 
 _COUNTS = ("batch_size", "accumulate", "eval_batch_size", "log_every", "keep_checkpoints")
 _PERIODS = ("steps", "average_steps", "eval_every", "checkpoint_every")
-# Smallest value, what is too large, and fields; an int asks for whole numbers.
-_RANGES: Sequence[tuple[float, float, Sequence[str]]] = (
-    (0, 2**31, ("seed", "model.base_width", "model.base_depth")),
-    (1, 2**31, ("model.width", "model.depth", *(f"train.{name}" for name in _COUNTS))),
-    (0, 2**31, ("optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS))),
-    (0.0, math.inf, ("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms")),
-    (0.0, 1.0, ("train.ema_decay", "label_smoothing")),
+_WHOLE = {"below": 2**31, "whole": True}
+# Fields, and the numbers that they take, as arguments of `require_number`.
+_RANGES: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = (
+    (("seed", "model.base_width", "model.base_depth"), {"least": 0, **_WHOLE}),
+    (["model.width", "model.depth", *(f"train.{name}" for name in _COUNTS)], {"least": 1, **_WHOLE}),
+    (["optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS)], {"least": 0, **_WHOLE}),
+    (("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms"), {"least": 0}),
+    (("train.ema_decay", "label_smoothing"), {"least": 0, "below": 1}),
+    (("optimizer.learning_rate",), {"above": 0}),
 )
 
 
@@ -205,6 +205,24 @@ def require_command(config: ConfigDict, command: str) -> None:
 def validate(config: ConfigDict) -> None:
     """Checks what needs neither data nor model; they and `trainer.engine` check the rest. Raises `InputError`."""
     require_command(config, "train")
+    _require_fields(config)
+    for paths, limits in _RANGES:
+        for path in paths:
+            require_number(path, get_field(config, path), **limits)
+    _require_train(config.train)
+    frozen = config.optimizer.frozen
+    if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
+        raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
+    if config.label_smoothing and config.loss != "cross_entropy":
+        raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
+    if config.data.ignore_label is not None and config.loss != "cross_entropy":
+        ignored = config.data.ignore_label
+        raise InputError(f"data.ignore_label is {ignored}: it is of loss='cross_entropy'. Leave it out, as None.")
+    make_parametrization(config)
+
+
+def _require_fields(config: ConfigDict) -> None:
+    """The config has all fields that its model's has, and no others."""
     name = config.get("model", {}).get("name", "res_mlp")
     given, known = map(field_paths, (config, _default_of_ours(name) if name in MODELS else default_config(name)))
     for path in given:
@@ -213,33 +231,24 @@ def validate(config: ConfigDict) -> None:
     for path in known:
         if path not in given and not path.startswith(_OPEN):
             raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
-    for field, default in user_code.model_fields(resolve(name, "model.name")).items() if is_import_path(name) else ():
+    own = user_code.model_fields(resolve(name, "model.name")) if is_import_path(name) else {}
+    for field, default in own.items():
         if default is user_code.MISSING and config.model.get(field) is None:
             raise InputError(f"model.{field} is not set: {name} has no default for it. Set it.")
-    for lowest, too_large, paths in _RANGES:
-        for path in paths:
-            require_number(path, get_field(config, path), least=lowest, below=too_large, whole=isinstance(lowest, int))
-    require_number("optimizer.learning_rate", config.optimizer.learning_rate, above=0)
-    frozen = config.optimizer.frozen
-    if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
-        raise InputError(f"optimizer.frozen is {frozen!r}: use a tuple of patterns, such as ('stem', 'readout').")
-    if not config.train.steps and not config.train.epochs:
+
+
+def _require_train(train: ConfigDict) -> None:
+    """Fields of ``config.train`` that are no plain numbers, or go together."""
+    if not train.steps and not train.epochs:
         raise InputError("train.epochs and train.steps are both 0: set one of them.")
-    if config.train.matmul_precision not in ("", *MATMUL_PRECISIONS):
+    if train.matmul_precision not in ("", *MATMUL_PRECISIONS):
         raise InputError(
-            f"train.matmul_precision is {config.train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or ''."
+            f"train.matmul_precision is {train.matmul_precision!r}: use {', '.join(MATMUL_PRECISIONS)}, or ''."
         )
-    require_schedule(config.optimizer)
-    if config.train.reference and not config.train.record_course:
+    if train.reference and not train.record_course:
         raise InputError("train.reference is set, and train.record_course is False: set it to True, to be compared.")
-    if config.label_smoothing and config.loss != "cross_entropy":
-        raise InputError(f"label_smoothing is {config.label_smoothing!r}: it is of loss='cross_entropy'. Use 0.")
-    if config.data.ignore_label is not None and config.loss != "cross_entropy":
-        ignored = config.data.ignore_label
-        raise InputError(f"data.ignore_label is {ignored}: it is of loss='cross_entropy'. Leave it out, as None.")
-    if not {"jsonl"} <= set(config.train.writers) <= set(WRITERS):
-        raise InputError(f"train.writers is {config.train.writers!r}: use jsonl, which is needed, tensorboard, wandb.")
-    make_parametrization(config)
+    if not {"jsonl"} <= set(train.writers) <= set(WRITERS):
+        raise InputError(f"train.writers is {train.writers!r}: use jsonl, which is needed, tensorboard, wandb.")
 
 
 _OPEN = ("optimizer.kwargs.", "hyper.")  # sections to which a config file may add fields
@@ -250,12 +259,6 @@ def make_parametrization(config: ConfigDict) -> Parametrization:
     fields = config.parametrization.to_dict()
     preset = fields.pop("preset")
     return get_parametrization(preset, **{k: v for k, v in fields.items() if v is not None})
-
-
-def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
-    """The fields of ``config.optimizer.kwargs`` that are set; fields that a config file added may be ``None``."""
-    unset = {name for name in _default_of_ours("res_mlp").optimizer.kwargs if config.optimizer.kwargs.get(name) is None}
-    return {name: value for name, value in config.optimizer.kwargs.to_dict().items() if name not in unset}
 
 
 def field_paths(config: ConfigDict) -> list[str]:
@@ -327,8 +330,7 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(stored: Json) -> ConfigDict:
     """The config that `to_json` wrote; fields that it lacks have their defaults."""
-    # Runs before 2026-11-28 have digests of the named modules in their hash, as "code".
-    stored = {name: value for name, value in stored.items() if name not in (SOURCE, SETTINGS, "code")}
+    stored = {name: value for name, value in stored.items() if name not in (SOURCE, SETTINGS)}
     config = default_config(str(stored.get("model", {}).get("name")))
     config.update(_with_tuples(stored))
     return config

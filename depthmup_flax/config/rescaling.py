@@ -6,7 +6,7 @@ import warnings
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import optimizer_kwargs, set_field
+from depthmup_flax.config.fields import set_field
 from depthmup_flax.rule.batch_and_steps import (
     OPTIMIZER_RULES,
     Hyperparameters,
@@ -20,9 +20,8 @@ _FIELDS = ("learning_rate", "warmup_steps", "weight_decay")
 
 def tuned_hyperparameters(config: ConfigDict, total_steps: int) -> Hyperparameters:
     """Those of a run of ``config``; arguments of the optimizer that are not set have optax's values."""
-    kwargs = {
-        name: value for name, value in optimizer_kwargs(config).items() if name in ("momentum", "b1", "b2", "eps")
-    }
+    given = config.optimizer.kwargs
+    kwargs = {name: value for name in ("momentum", "b1", "b2", "eps") if (value := given.get(name)) is not None}
     if config.optimizer.name == "momentum":
         kwargs.setdefault("momentum", 0.9)
     fields = {name: config.optimizer[name] for name in _FIELDS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -13,17 +12,15 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.rescaled_init import multiplied
 from depthmup_flax.check.check import coord_check, require_plan
 from depthmup_flax.check.networks import Network, checked_network
 from depthmup_flax.check.report import Report
 from depthmup_flax.config.fields import PYTHON, validate
 from depthmup_flax.networks.import_paths import is_import_path
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
-from depthmup_flax.trainer.engine.config_optimizer import make_optimizer
 from depthmup_flax.trainer.engine.from_config import build as build_experiment
 from depthmup_flax.trainer.engine.losses import CROSS_ENTROPY
-from depthmup_flax.trainer.engine.network_training import NetworkTraining, starts_under
+from depthmup_flax.trainer.engine.network_training import NetworkTraining, network_training
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -38,7 +35,7 @@ def check_config(
     width: int = 0,
     depth: int = 0,
     batch_size: int = 4,
-    steps: int = 4,
+    steps: int = 2,
     seeds: int = 4,
     tolerance: float = 0.2,
     workdir: str | os.PathLike[str] | None = None,
@@ -100,11 +97,10 @@ def check_config(
 
 def _network(training: NetworkTraining, inputs: ArrayTree, width: int, depth: int) -> Network:
     """The network of another size on ``inputs`` [B, ...], in training, with the optimizer of the config."""
-    named, rule, sizes = training.named, training.rule, (width, depth)
-    functions, info = named.functions(rule, sizes), named.audited(inputs, sizes).info
-    optimizer = make_optimizer(training.config, info, rule)
+    named, rule = training.named, training.rule
+    of_size = (training.config, rule, training.hyperparameters, named, inputs, None, (width, depth))
+    network = network_training(*of_size)
     # Our layers know their base: no other one can be that of the audit.
     base = named.functions(rule, named.base_sizes) if named.is_ours else None
-    network = checked_network(functions, inputs, info=info, optimizer=optimizer, base=base)
-    starts = starts_under(rule, info, named.init_ratios(inputs, info, sizes))
-    return dataclasses.replace(network, init=lambda key: multiplied(network.init(key), starts))
+    functions = network.functions(rule)
+    return checked_network(functions, inputs, info=network.info, optimizer=network.optimizer, base=base)

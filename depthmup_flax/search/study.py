@@ -371,7 +371,7 @@ class Study:
         """The coordinate check: initial values, optimizer, and what ``audit`` does not judge. ``print`` shows it.
 
         Args:
-          widths, depths: at least three of each, or of one, which alone is checked; by default the check chooses both.
+          widths, depths: at least two of each, or of one, which alone is checked; by default the check chooses both.
           **values: of the hyperparameters, such as ``learning_rate``; and ``steps``, ``seeds``, ``batch_size``,
             ``tolerance`` of the check, see `depthmup_flax.search.coordinate_check.check_config`.
         """

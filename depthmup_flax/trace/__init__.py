@@ -17,6 +17,7 @@ graph, and the question that each answers:
   product of two activations?
 * `unread`: what is not understood?
 * `facts`, `pairs`: all that `auditing` asks of one model, and of a model and its base.
+* `expert_axes`: which axes of a parameter count matrices of their own, as experts do?
 * `slices`: which slices of a parameter are read apart?
 
 **To add a primitive**, put its name into a row of `util.primitives`. For most that is all: rows say

@@ -286,6 +286,10 @@ REFUSED = {
         lambda updates, _: jax.tree.map(lambda u: u * max(u.shape, default=1), updates)
     ),
     "prodigy": optax.contrib.prodigy(),
+    "dowg": optax.contrib.dowg(),
+    "mechanic": optax.contrib.mechanize(optax.sgd(1.0)),
+    "momo": optax.contrib.momo(),
+    "cocob": optax.contrib.cocob(),
     "scale_by_polyak": optax.scale_by_polyak(),
     "add_noise": optax.add_noise(1.0, 0.5, key=0),
     "scale_by_madgrad": optax.contrib.scale_by_madgrad(1e-3),

@@ -7,7 +7,7 @@ import jax
 import pytest
 from small_runs import config
 
-from depthmup_flax.trainer.engine.from_config import abstract_batch, build
+from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 
@@ -26,6 +26,6 @@ def test_every_row_has_the_learning_rate_of_its_step(tmp_path):
 def test_products_of_our_networks_are_exact_unless_a_precision_is_asked_for(field, written):
     run = config(matmul_precision=field)
     experiment = build(run)
-    arguments = experiment.state_shapes(), abstract_batch(run, experiment.dataset)
+    arguments = experiment.step_shapes()
     jaxpr = str(jax.make_jaxpr(experiment.step({}))(*arguments))
     assert set(re.findall(r"precision=(.*)", jaxpr)) == {f"(Precision.{written}, Precision.{written})"}

@@ -226,7 +226,7 @@ def forecast(
     write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))
     largest, large = max(rungs, key=lambda rung: rung.cost), at(target)
     courses = [record.course for record in of_rung(largest, records) if record.course]
-    if courses:  # not of earlier versions
+    if courses:  # a training step of the user's own records none
         write_course(directory, at(largest), largest.steps, mean_columns(courses))
         large.train.reference = absolute(directory)
     return result, large

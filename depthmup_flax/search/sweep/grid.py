@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
+from depthmup_flax.config.hyperparameters import RULE, hyperparameters
 from depthmup_flax.rule.optimizer import AVERAGES
 from depthmup_flax.storage.run_hash import execution_fields
 from depthmup_flax.storage.sweep_records import (
@@ -29,7 +30,6 @@ from depthmup_flax.storage.sweep_records import (
     Record,
     SweepInfo,
 )
-from depthmup_flax.trainer.engine.hyperparameters import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import LaneRun
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 

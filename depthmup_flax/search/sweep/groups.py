@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from depthmup_flax.config import schedules
 from depthmup_flax.config.fields import make_parametrization
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.data import Dataset
 from depthmup_flax.data.blank import PlannedData
 from depthmup_flax.search.sweep.grid import Run, expand, shard_of, structural_groups, sweep_info
 from depthmup_flax.storage.sweep_records import SEED
+from depthmup_flax.trainer.engine import schedules
 from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, require_followed, require_read
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.user_task import UserTask
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.table import Table, cell_text
@@ -24,7 +24,7 @@ from depthmup_flax.util.table import Table, cell_text
 
 @dataclasses.dataclass
 class Group:
-    """Runs that differ only in `depthmup_flax.trainer.engine.hyperparameters`."""
+    """Runs that differ only in `depthmup_flax.config.hyperparameters`."""
 
     experiment: Experiment  # of the first run
     runs: list[Run]  # those of this shard
@@ -45,11 +45,13 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             if isinstance(experiment.work, UserTask):
                 require_read(first.config, experiment.work.read, varying - {SEED})
             for run in group_runs:
+                schedules.require_schedule(run.config.optimizer)
                 schedules.fraction(run.config.optimizer, experiment.total_steps)
             for one in {_optimizer(run): run.config for run in group_runs}.values():
-                require_optimizer(one, make_parametrization(one))
+                rule = make_parametrization(one)
+                require_optimizer(one, rule)
                 if experiment.network is not None:
-                    require_followed(one, experiment.network)
+                    require_followed(experiment.network, rule, one)
         except InputError as error:
             if not values:
                 raise

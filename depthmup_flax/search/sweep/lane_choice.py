@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from depthmup_flax.devices import sharding
 from depthmup_flax.search.sweep.grid import Run
 from depthmup_flax.search.sweep.groups import Group
-from depthmup_flax.trainer.engine.from_config import abstract_batch
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.flops import count_flops
@@ -38,7 +37,7 @@ class GroupPrograms:
     @functools.cached_property
     def step_flops(self) -> int:
         """Of the matrix products in a training step of one run."""
-        arguments = self.experiment.state_shapes(), abstract_batch(self.experiment.config, self.experiment.dataset)
+        arguments = self.experiment.step_shapes()
         return count_flops(jax.make_jaxpr(self.experiment.step({}))(*arguments))
 
     def get(self, per_device: int, one_seed: bool) -> LaneProgram:

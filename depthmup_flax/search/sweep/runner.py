@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import ANOTHER, code_version, make_parametrization
+from depthmup_flax.config.hyperparameters import RULE, hyperparameters
 from depthmup_flax.data import Dataset, LoadOnce, stored_dataset
 from depthmup_flax.data.dataset import chance_loss
 from depthmup_flax.devices import sharding
@@ -35,7 +36,6 @@ from depthmup_flax.storage.run_hash import json_text, without_execution
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.device_batches import put_train_data
-from depthmup_flax.trainer.engine.hyperparameters import RULE, hyperparameters
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, cohorts, lane_mesh, train
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.surroundings import own_surroundings

@@ -16,14 +16,13 @@ from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.report.curves import LOSSES, axis_name, number
 from depthmup_flax.report.optimum import Estimate, resampled_means
 from depthmup_flax.search.sweep.grid import Run, as_tuple, extension, make_run
 from depthmup_flax.search.tune.choice import Choice, best_choice, search_beyond
 from depthmup_flax.storage.sweep_records import CONTINUOUS, LEARNING_RATE, ROUNDS, SEED, Record
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.from_config import abstract_batch
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ def octave_grid(low: float, high: float) -> tuple[float, ...]:
 
 def unread(experiment: Experiment, paths: Collection[str]) -> list[str]:
     """The fields among ``paths`` on which initial values and a step do not depend; traces, and computes nothing."""
-    arguments = experiment.state_shapes(), abstract_batch(experiment.config, experiment.dataset)
+    arguments = experiment.step_shapes()
     values = dict.fromkeys(paths, jax.ShapeDtypeStruct((), jnp.float32))
     train = lambda values, state, batch: (experiment.init(values).carry, experiment.step(values)(state, batch)[0].carry)
     jaxpr = jax.make_jaxpr(train)(values, *arguments)

@@ -109,7 +109,7 @@ def write_reference(best: Best, proxy: ConfigDict, records: Sequence[Record], to
     apart = lambda value, other: abs(math.log((value or 1e-9) / (other or 1e-9)))
     distance = lambda record: sum(apart(record.point[path], value) for path, value in numbers.items())
     completed = [record for record in records if record.status == sweep_records.COMPLETED and record.course]
-    if not completed:  # records of earlier versions
+    if not completed:  # a training step of the user's own records none
         return
     nearest = min(map(distance, completed))
     chosen = [record for record in completed if distance(record) == nearest]

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax.config import schedules
-from depthmup_flax.config.fields import optimizer_kwargs
+from depthmup_flax.config.fields import default_config
 from depthmup_flax.devices.sharding import on_whole_matrices
 from depthmup_flax.networks.import_paths import is_import_path, resolve
 from depthmup_flax.networks.user_code import calling
@@ -21,12 +20,14 @@ from depthmup_flax.rule.hyperball import adamh, muonh
 from depthmup_flax.rule.muon import geometry_by_role, muon
 from depthmup_flax.rule.optimizer import depthmup, freeze
 from depthmup_flax.rule.parametrization import Geometry, Parametrization
+from depthmup_flax.trainer.engine import schedules
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import InfoTree
 
 
 def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
     """Raises `InputError` unless there is such an optimizer with such arguments, which the rule covers."""
+    schedules.require_schedule(config.optimizer)
     name, kwargs = config.optimizer.name, optimizer_kwargs(config)
     if (of_parameters := _of_parameters(name)) is None:
         require_direction(direction(name, **kwargs), rule)
@@ -46,10 +47,17 @@ def require_optimizer(config: ConfigDict, rule: Parametrization) -> None:
         of_parameters(0.0, {}, Parametrization(), **kwargs)
 
 
+_KWARGS = frozenset(default_config().optimizer.kwargs)
 _GIVEN = ("learning_rate", "info", "rule")
 _OPTIONS = ("weight_decay", "decay_width_exponent", "clip_rms")
 # Optimizers that need to know the parameters.
 _OF_MATRICES: dict[str, Callable[..., optax.GradientTransformation]] = {"muon": muon, "adamh": adamh, "muonh": muonh}
+
+
+def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:
+    """The fields of ``config.optimizer.kwargs`` that are set; those that a config file added may be ``None``."""
+    kwargs = config.optimizer.kwargs.to_dict()
+    return {name: value for name, value in kwargs.items() if value is not None or name not in _KWARGS}
 
 
 def _of_parameters(name: str) -> Callable[..., optax.GradientTransformation] | None:

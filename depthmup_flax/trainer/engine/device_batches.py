@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from flax import struct
+from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
 from depthmup_flax.devices import sharding
@@ -36,12 +38,22 @@ class StepsCall:
     examples: Any
 
 
-def abstract_examples(dataset: Dataset, shape: Sequence[int]) -> Any:
+def abstract_examples(dataset: Dataset, shape: tuple[int, ...]) -> Any:
     """Shapes and dtypes of `StepsCall.examples` with the axes ``shape``."""
-    if dataset.placement != "stream":
-        return jax.ShapeDtypeStruct(tuple(shape), np.int32)
+    return batch_shapes(dataset, *shape) if dataset.placement == "stream" else jax.ShapeDtypeStruct(shape, np.int32)
+
+
+def batch_shapes(dataset: Dataset, *shape: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of training examples as they are read, with the axes ``shape``."""
     one = dataset.train.read(np.arange(1))
     return {name: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype) for name, x in one.items()}
+
+
+def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
+    """Shapes and dtypes of a prepared training batch."""
+    prepare = functools.partial(dataset.prepare, config.data.augment)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(prepare, key, batch_shapes(dataset, config.train.batch_size))
 
 
 class CallLength:

@@ -18,6 +18,7 @@ from depthmup_flax.data import Dataset
 from depthmup_flax.rule.info_trees import flatten_info, param_count, path_name
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
+from depthmup_flax.trainer.engine.device_batches import abstract_batch
 from depthmup_flax.trainer.engine.network_task import GRADIENTS
 from depthmup_flax.trainer.engine.network_training import NetworkTraining
 from depthmup_flax.trainer.engine.recorder import NO_RECORDER, Recorder
@@ -72,7 +73,7 @@ class Experiment:
 
     def audit(self, rule: Parametrization | None = None) -> str | None:
         """What a network lacks of a rule, by default its own, or hides: "" for nothing; ``None`` of a training step."""
-        return self.network.audited.under(rule or self.rule).corrections if self.network else None
+        return self.network.audited.audit.under(rule or self.rule).corrections if self.network else None
 
     @property
     def cost(self) -> float:
@@ -110,7 +111,9 @@ class Experiment:
     @functools.cached_property
     def recorder(self) -> Recorder:
         """What is measured in the first third of a run."""
-        return self.network.recorder() if self.network and self.config.train.record_course else NO_RECORDER
+        return (
+            self.network.recorder(self.total_steps) if self.network and self.config.train.record_course else NO_RECORDER
+        )
 
     @property
     def course(self) -> Course:
@@ -120,6 +123,10 @@ class Experiment:
     def state_shapes(self) -> TrainState:
         """A new training state with shapes and dtypes in place of arrays; computes nothing."""
         return jax.eval_shape(lambda carry: new_state(carry, self.averaged, self.course), self.work.shapes)
+
+    def step_shapes(self) -> tuple[TrainState, Any]:
+        """The arguments of `step`'s function with shapes and dtypes in place of arrays."""
+        return self.state_shapes(), abstract_batch(self.config, self.dataset)
 
     def parameter_table(self) -> str:
         """The parameters, for people; of a training step path, shape and type of every array of the state."""
@@ -204,7 +211,7 @@ def _notes(network: NetworkTraining) -> str:
         f"init   {start}, as dm.rescale_init does: {summary(paths)}\n"
         for start, paths in grouped(starts, starts.__getitem__).items()
     ]
-    audit = network.audited.under(network.rule)
+    audit = network.audited.audit.under(network.rule)
     if audit.certain:
         lines.append("audit  multipliers are missing, and model.audit is False: hyperparameters may not transfer\n")
     elif audit.not_judged:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
+from depthmup_flax.config.hyperparameters import hyperparameters
 from depthmup_flax.data import Dataset, load, steps_of_epoch
 from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
-from depthmup_flax.devices.sharding import logical_axes
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
-from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS
-from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, require_optimizer
+from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
+from depthmup_flax.trainer.engine.device_batches import abstract_batch
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
-from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.trainer.engine.network import ConfigNetwork
-from depthmup_flax.trainer.engine.network_training import NetworkTraining
+from depthmup_flax.trainer.engine.network_training import NetworkTraining, network_training
 from depthmup_flax.trainer.engine.task import Hyper, Task
 from depthmup_flax.trainer.engine.user_task import UserTask, require_pure, user_task
 from depthmup_flax.util.errors import InputError
@@ -40,21 +37,23 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     """Checks ``config`` and builds what it describes; opens the data with ``load``, and trains nothing."""
     validate(config)
     rule = make_parametrization(config)
+    hyper = hyperparameters(config)
     require_optimizer(config, rule)
-    if not is_import_path(config.model.name):
-        _require_model(config, rule)  # before the data are opened, which may take minutes
+    _require_model(config, rule)  # before the data are opened, which may take minutes
     dataset = load(config.data)
-    steps = _steps(config.train, dataset)
-    named, hyper = ConfigNetwork(config.model, dataset.num_classes), hyperparameters(config)
-    _require_fit(config, dataset, named)
+    named = ConfigNetwork(config.model, dataset.num_classes)
+    if named.is_ours:
+        _require_kind(config, bool(dataset.num_classes) and dataset.input_kind == MODELS[config.model.name].input_kind)
+    described = {"config": config, "dataset": dataset, "rule": rule, "hyperparameters": hyper}
+    described |= _steps(config.train, dataset)
     task = named.task(rule)
-    work: NetworkTraining | UserTask
-    if task is None:
-        work = _network(config, dataset, rule, hyper, named, steps["total_steps"])
-    else:
-        work = _task(config, dataset, hyper, task)
-    experiment = Experiment(config=config, dataset=dataset, rule=rule, hyperparameters=hyper, **steps, work=work)
-    _require_step(experiment)
+    if task is not None:
+        return Experiment(**described, work=_task(config, dataset, hyper, task))
+    _require_no_hyper(config)
+    network = network_training(config, rule, hyper, named, dataset.input_spec, described["total_steps"])
+    require_followed(network, rule, config)
+    experiment = Experiment(**described, work=network)
+    _require_step(experiment, network)
     return experiment
 
 
@@ -67,19 +66,6 @@ def count_parameters(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset
             params, _ = named.functions(rule).shapes(dataset.input_spec)
             return sum(leaf.size for leaf in jax.tree.leaves(params))
     return build(config, load=load).parameters
-
-
-def abstract_batch(config: ConfigDict, dataset: Dataset) -> Any:
-    """Shapes of a prepared training batch."""
-    batch = batch_shapes(config, dataset)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key, batch: dataset.prepare(config.data.augment, key, batch), key, batch)
-
-
-def batch_shapes(config: ConfigDict, dataset: Dataset) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of a training batch as it is read."""
-    size, one = config.train.batch_size, dataset.train.read(np.arange(1))
-    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
 def require_read(config: ConfigDict, read: Collection[str], paths: Collection[str] = ()) -> None:
@@ -102,83 +88,21 @@ def _task(config: ConfigDict, dataset: Dataset, hyper: Hyper, task: Task) -> Use
     return user
 
 
-def _network(
-    config: ConfigDict,
-    dataset: Dataset,
-    rule: Parametrization,
-    hyper: Mapping[str, float],
-    named: ConfigNetwork,
-    total_steps: int,
-) -> NetworkTraining:
-    """A network, audited, with its loss and optimizer."""
-    _require_no_hyper(config)
-    example, functions = dataset.input_spec, named.functions(rule)
-    params, collections = functions.shapes(example)
-    if not named.is_ours:
-        _require_pure_forward(config, dataset, functions)
-    found = named.audited(example)
-    network = NetworkTraining(
-        config=config,
-        rule=rule,
-        hyperparameters=hyper,
-        total_steps=total_steps,
-        example=example,
-        named=named,
-        made=functions,
-        info=found.info,
-        audited=found.audit,
-        divides_output=found.divides_output,
-        init_ratios=named.init_ratios(example, found.info),
-        params=params,
-        collections=collections,
-        axes=logical_axes(functions.boxed_shapes(example)[0]),
-        optimizer=make_optimizer(config, found.info, rule, total_steps),
-    )
-    require_followed(config, network)
-    return network
-
-
 def _require_model(config: ConfigDict, rule: Parametrization) -> None:
-    """A model of ours has such fields, and reads what the source of the data holds."""
+    """A model of ours has such fields, and reads what the source of the data holds; a user's is not split."""
+    if is_import_path(config.model.name):
+        if config.mesh.fsdp not in (1, -1):
+            raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
+        return
     _require_no_hyper(config)
     create_model(num_classes=1, rule=rule, **config.model)
     reads = MODELS[config.model.name].input_kind
     _require_kind(config, find_source(config.data.name)[0].kind in ("arrays", _READS[reads]))
 
 
-def _require_fit(config: ConfigDict, dataset: Dataset, named: ConfigNetwork) -> None:
-    """The network can read the data and be spread over the devices."""
-    if named.is_ours:
-        reads = MODELS[config.model.name].input_kind
-        _require_kind(config, dataset.input_kind == reads and bool(dataset.num_classes))
-        if isinstance(dataset, UserDataset):
-            dataset.require_labels(dataset.num_classes, tokens=reads == "tokens")
-    elif config.mesh.fsdp not in (1, -1):
-        raise _refused(config, "mesh.fsdp", "is not split over devices: use mesh.fsdp=1 and mesh.data=-1")
-
-
-def _require_pure_forward(config: ConfigDict, dataset: Dataset, functions: ModelFunctions) -> None:
-    """The forward pass and the loss of a user's network depend on their arguments alone, and fit the labels."""
-    loss = named_loss(config.loss)
-    classes = []
-
-    def of_batch(key: jax.Array, params: Any, collections: Any, batch: Any) -> Any:
-        inputs, targets = batch
-        outputs, new = functions.apply(params, collections, inputs, train=True, key=key)
-        metrics = loss.metrics(outputs, targets)
-        classes.append(jax.tree.leaves(outputs)[0].shape[-1:])
-        return new, metrics
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = functions.shapes(dataset.input_spec)
-    require_pure(of_batch, (key, *shapes, abstract_batch(config, dataset)), config.model.name)
-    if config.loss == "cross_entropy" and isinstance(dataset, UserDataset):
-        dataset.require_labels(*classes[0])
-
-
-def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
-    """The network follows the rule of ``config``, or its parameters carry what the code lacks."""
-    rule, named, section = make_parametrization(config), network.named, config.parametrization
+def require_followed(network: NetworkTraining, rule: Parametrization, config: ConfigDict) -> None:
+    """The network follows a rule, that of ``config``, or its parameters carry what the code lacks."""
+    named, section = network.named, config.parametrization
     carries_a = any(leaf.carried.multiplier != 0 for leaf in flatten_info(network.info).values())
     unapplied = ["gamma0"] if carries_a and rule.branch_multiplier > 0 else ["gamma0", "branch_multiplier"]
     for name in unapplied:
@@ -186,13 +110,13 @@ def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
             advice = "give it a field or parameter rule, and use rule.residual_multiplier and rule.readout_multiplier"
             path = f"parametrization.{name}"
             raise _refused(config, path, f"does not take the rule, so it cannot apply it: {advice}")
-    if rule.gamma0_width_exponent != 0 and not network.divides_output:
+    if rule.gamma0_width_exponent != 0 and not network.audited.divides_output:
         advice = "multiply logits by rule.readout_multiplier(m) / rule.output_divisor(m)"
         raise InputError(
             f"parametrization.gamma0_width_exponent is {rule.gamma0_width_exponent:g}: {config.model.name} does not "
             f"divide its output by that power of the width: {advice}."
         )
-    audit = network.audited.under(rule)
+    audit = network.audited.audit.under(rule)
     if audit.certain and config.model.get("audit", True):
         raise InputError(
             f"model.name is {config.model.name!r}: its forward pass does not follow the rule. Change it as below, or "
@@ -200,17 +124,16 @@ def require_followed(config: ConfigDict, network: NetworkTraining) -> None:
         )
 
 
-def _require_step(experiment: Experiment) -> None:
-    """The loss and its gradient can be traced, and a loss of the user's own is a pure function."""
-    network = experiment.network
-    if network is None or (network.named.is_ours and experiment.config.loss == "cross_entropy"):
-        return  # a task was traced before, and our networks fit every data set of classes
-    batch = abstract_batch(experiment.config, experiment.dataset)
-    step, arguments = experiment.step({}), (experiment.state_shapes(), batch)
-    if network.named.is_ours:
-        require_pure(step, arguments, experiment.config.model.name)
-    else:
-        jax.eval_shape(step, *arguments)
+def _require_step(experiment: Experiment, network: NetworkTraining) -> None:
+    """Outputs fit the labels; the step can be traced and, with code of the user's own, is a pure function."""
+    config, dataset = experiment.config, experiment.dataset
+    classifies, is_ours = config.loss == "cross_entropy", network.named.is_ours
+    if not (classifies and is_ours):
+        require_pure(experiment.step({}), experiment.step_shapes(), config.model.name)
+    if isinstance(dataset, UserDataset) and (classifies or is_ours):
+        outputs = network.made.outputs(network.example)
+        tokens = is_ours and dataset.input_kind == "tokens"
+        dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1], tokens=tokens)
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:

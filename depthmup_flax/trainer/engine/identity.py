@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from depthmup_flax.config.fields import ANOTHER, names_users_code
+from depthmup_flax.config.hyperparameters import RULE
 from depthmup_flax.storage.files import read_json, write_atomically
 from depthmup_flax.storage.provenance import versions
 from depthmup_flax.storage.run_hash import execution_of_model, json_text
 from depthmup_flax.storage.sweep_records import SEED
-from depthmup_flax.trainer.engine.device_batches import host_test_batches
+from depthmup_flax.trainer.engine.device_batches import batch_shapes, host_test_batches
 from depthmup_flax.trainer.engine.experiment import Experiment
-from depthmup_flax.trainer.engine.from_config import batch_shapes
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.task import Hyper, new_state
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.program_digest import digest
@@ -54,7 +53,7 @@ def programs(experiment: Experiment, values: Hyper, which: str = "", *, of_rules
         return carry, metrics, None if test is None else experiment.evaluate(hyper)(state, test)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    traced = jax.make_jaxpr(program)(key, batch_shapes(config, dataset), test)
+    traced = jax.make_jaxpr(program)(key, batch_shapes(dataset, config.train.batch_size), test)
     execution = [str(config.model.get(path.removeprefix("model."))) for path in execution_of_model(config)]
     # Execution changes the program alone; so may a later version of this package.
     known = versions()

@@ -8,20 +8,17 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.config_audit import PROBE, SECOND_PROBE, Audited, audited, audited_model, of_module
+from depthmup_flax.auditing.config_audit import Audited, audited_model, audited_under_any_rule, of_module
 from depthmup_flax.auditing.rescaled_init import init_factors
 from depthmup_flax.devices.host import drawn
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.networks.user_code import calling, model_fields, parameters, takes
-from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.info_trees import flatten_info
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.trainer.engine.task import Task
@@ -56,11 +53,6 @@ class ConfigNetwork:
         return takes(self.named, "rule")
 
     @property
-    def keeps_rule(self) -> bool:
-        """Whether modules may have attributes that are made of the rule's numbers: Linen ones have none."""
-        return self.takes_rule and not (inspect.isclass(self.named) and issubclass(self.named, nn.Module))
-
-    @property
     def sizes(self) -> Sizes:
         """Width and depth."""
         return self.config.width, self.config.depth
@@ -71,13 +63,15 @@ class ConfigNetwork:
         return self.config.base_width or self.config.width, self.config.base_depth or self.config.depth
 
     def under(self, rule: Parametrization, sizes: Sizes | None = None) -> ModelFunctions:
-        """The network as pure functions; numbers of the rule may be traced."""
-        width, depth = sizes or self.sizes
-        if not self.is_ours:
-            make = _bound(self.named, self.config, self.num_classes, rule, width, depth)
-            return model_functions(make, self.config.name)
+        """The network as pure functions, by default at its own sizes; numbers of the rule may be traced."""
+        if self.is_ours:
+            return of_module(self._model(rule, sizes))
+        return model_functions(self._bound(rule, *(sizes or self.sizes)), self.config.name)
+
+    def _model(self, rule: Parametrization, sizes: Sizes | None) -> Any:
+        """One of ours."""
         model = create_model(num_classes=self.num_classes, rule=rule, **self.config)
-        return of_module(model if sizes is None else model.resized(width, depth))
+        return model if sizes is None else model.resized(*sizes)
 
     @functools.cached_property
     def functions(self) -> Callable[..., ModelFunctions]:
@@ -90,26 +84,10 @@ class ConfigNetwork:
     def audited(self, inputs: ArrayTree, sizes: Sizes | None = None) -> Audited:
         """What the audit says of the network of these sizes, by default its own, under every rule."""
         if self.is_ours:
-            model = create_model(num_classes=self.num_classes, rule=PROBE, **self.config)
-            return audited_model(model if sizes is None else model.resized(*sizes), inputs)
-        found = self._audited_under(PROBE, inputs, sizes)
-        carried = {path: leaf.carried for path, leaf in flatten_info(found.info).items() if leaf.carries}
-        if self.takes_rule and any(factor.constant != 1 for factor in carried.values()):
-            again = flatten_info(self._audited_under(SECOND_PROBE, inputs, sizes).info)
-            for path, factor in carried.items():
-                if not _agree(factor, again[path].carried):
-                    raise InputError(
-                        f"model.name is {self.config.name!r}: where {path!r} acts, its code has a part of the rule's "
-                        "factor. Use all of it, rule.residual_multiplier(r, uses=n) and rule.readout_multiplier(m), or "
-                        "take it out of the code: parameters carry it then."
-                    )
-        return found
-
-    def _audited_under(self, probe: Parametrization, inputs: ArrayTree, sizes: Sizes | None) -> Audited:
-        at = lambda width, depth: self.functions(probe, (width, depth))
-        options: dict[str, Any] = {"output": self.config.audited_output, "probe": probe}
+            return audited_model(self._model(_OF_STARTS, sizes), inputs)
+        options: dict[str, Any] = {"output": self.config.audited_output, "takes_rule": self.takes_rule}
         try:
-            return audited(at, sizes or self.sizes, self.base_sizes, inputs, **options)
+            return audited_under_any_rule(self.functions, sizes or self.sizes, self.base_sizes, inputs, **options)
         except InputError as error:
             # The argument of `depthmup_flax.audit` is a field here.
             raise InputError(str(error).replace("output=", "model.audited_output=")) from error
@@ -132,36 +110,24 @@ class ConfigNetwork:
         """The training step, if that is what is made."""
         if self.is_ours or {"rngs", "key"} & parameters(self.named).keys():
             return None
-        make = _bound(self.named, self.config, self.num_classes, rule, *self.sizes)
+        make = self._bound(rule, *self.sizes)
         made = list[Any]()
         with calling(self.config.name):
             jax.eval_shape(lambda: made.append(make()))  # a large network is not computed
             return make() if isinstance(made[0], Task) else None
 
-
-def _bound(
-    named: Any, config: ConfigDict, num_classes: int, rule: Parametrization, width: int, depth: int
-) -> Callable[..., Any]:
-    """A user's class or function with all its arguments but random keys."""
-    # A field that was not set keeps the default that it has in the code.
-    given = {name: value for name in model_fields(named) if (value := config.get(name)) is not None}
-    passed = {"rule": rule, "num_classes": num_classes, "width": width, "depth": depth}
-    known = parameters(named)
-    if "num_classes" in known and not num_classes:
-        del passed["num_classes"]  # its default, if there is one
-        if known["num_classes"].default is inspect.Parameter.empty:
-            raise InputError(
-                f"model.name is {config.name!r}: it takes num_classes, which is known of integer labels in memory "
-                "alone, and these data have none. Give num_classes a default, or leave it out."
-            )
-    taken = {name: value for name, value in passed.items() if name in known}
-    return functools.partial(named, **given | taken)
-
-
-def _agree(one: Factor, other: Factor) -> bool:
-    """Whether two factors are the same powers of the same numbers."""
-    for name, value in vars(one).items():
-        values = np.asarray(value), np.asarray(getattr(other, name))
-        if values[0].shape != values[1].shape or not np.allclose(*values, rtol=5e-3, atol=0):
-            return False
-    return True
+    def _bound(self, rule: Parametrization, width: int, depth: int) -> Callable[..., Any]:
+        """A user's class or function with all its arguments but random keys."""
+        # A field that was not set keeps the default that it has in the code.
+        given = {name: x for name in model_fields(self.named) if (x := self.config.get(name)) is not None}
+        passed = {"rule": rule, "num_classes": self.num_classes, "width": width, "depth": depth}
+        known = parameters(self.named)
+        if "num_classes" in known and not self.num_classes:
+            del passed["num_classes"]  # its default, if there is one
+            if known["num_classes"].default is inspect.Parameter.empty:
+                raise InputError(
+                    f"model.name is {self.config.name!r}: it takes num_classes, which is known of integer labels in "
+                    "memory alone, and these data have none. Give num_classes a default, or leave it out."
+                )
+        taken = {name: value for name, value in passed.items() if name in known}
+        return functools.partial(self.named, **given | taken)

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from depthmup_flax.auditing.audit_report import Audit
+from depthmup_flax.auditing.config_audit import Audited
 from depthmup_flax.auditing.rescaled_init import Start, carried_factors, multiplied
 from depthmup_flax.config.fields import set_field
-from depthmup_flax.devices.sharding import AxisNames
+from depthmup_flax.config.hyperparameters import RULE
+from depthmup_flax.devices.sharding import AxisNames, logical_axes
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.rule.param_table import param_table
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.sweep_records import SEED
 from depthmup_flax.trainer.engine.config_optimizer import make_optimizer, update_facts
-from depthmup_flax.trainer.engine.hyperparameters import RULE
 from depthmup_flax.trainer.engine.losses import Loss, named_loss
-from depthmup_flax.trainer.engine.network import ConfigNetwork
+from depthmup_flax.trainer.engine.network import ConfigNetwork, Sizes
 from depthmup_flax.trainer.engine.network_task import NetworkState, network_task, state_of
 from depthmup_flax.trainer.engine.recorder import Recorder, recorder_of
 from depthmup_flax.trainer.engine.task import Hyper, Task
@@ -37,18 +37,28 @@ class NetworkTraining:
     config: ConfigDict
     rule: Parametrization
     hyperparameters: Mapping[str, float]  # of the config
-    total_steps: int
+    total_steps: int | None  # None: the learning rate is constant
     example: Any  # shape and type of inputs with B = 1
     named: ConfigNetwork
     made: ModelFunctions  # the network under ``rule``: to make a user's takes as long as to trace it
-    info: InfoTree
-    audited: Audit  # under every rule
-    divides_output: bool  # see `depthmup_flax.auditing.config_audit.Audited`
+    audited: Audited  # under every rule
     init_ratios: Mapping[str, float]  # path -> what multiplies initial values under muP
-    params: ArrayTree  # shapes
-    collections: ArrayTree  # shapes of what the forward pass updates
-    axes: Mapping[str, AxisNames]  # path of a parameter -> its logical axes, by which it is sharded
     optimizer: optax.GradientTransformation  # of the whole update
+
+    @property
+    def info(self) -> InfoTree:
+        """`ParamInfo` of the parameters."""
+        return self.audited.info
+
+    @property
+    def params(self) -> ArrayTree:
+        """The shapes of the parameters."""
+        return self.made.shapes(self.example)[0]
+
+    @property
+    def axes(self) -> Mapping[str, AxisNames]:
+        """Path of a parameter -> its logical axes, by which it is sharded."""
+        return logical_axes(self.made.boxed_shapes(self.example)[0])
 
     @functools.cached_property
     def loss(self) -> Loss:
@@ -99,26 +109,33 @@ class NetworkTraining:
         return dataclasses.replace(made, start=lambda params: multiplied(params, starts))
 
     def starts(self, rule: Parametrization) -> dict[str, Start]:
-        """Path of a parameter -> what changes its initial values under a rule."""
-        return starts_under(rule, self.info, self.init_ratios)
+        """Path of a parameter -> what changes its initial values under a rule, whose numbers may be traced."""
+        power = rule.width_power
+        starts = {}
+        for path, start in carried_factors(self.info, rule).items():
+            ratio: Any = self.init_ratios[path]
+            if ratio != 1:  # under ``standard`` initial values stay as they are
+                ratio = jnp.where(power == 0, 1.0, ratio) if hasattr(power, "dtype") else ratio if power else 1.0
+            starts[path] = dataclasses.replace(start, factor=ratio)
+        return starts
 
     @property
     def shapes(self) -> NetworkState:
         """What a step carries, with shapes and dtypes in place of arrays."""
         new = lambda params, collections: state_of(params, collections, self.optimizer, self.config.train.ema_decay)
-        return jax.eval_shape(new, self.params, self.collections)
+        return jax.eval_shape(new, *self.made.shapes(self.example))
 
     @functools.cached_property
     def _updates(self) -> Json:
         """See `update_facts`."""
         return update_facts(self.config, self.info)
 
-    def recorder(self) -> Recorder:
-        """Measures the course of a run."""
+    def recorder(self, total_steps: int) -> Recorder:
+        """Measures the course of a run of so many steps."""
         nesterov = self._updates.get("degree") == 1 and self.config.optimizer.kwargs.nesterov
         whole = self.config.mesh.fsdp > 1
         of = self.params, self.info, self.rule_under, self._updates
-        return recorder_of(*of, nesterov=nesterov, whole=whole, total_steps=self.total_steps)
+        return recorder_of(*of, nesterov=nesterov, whole=whole, total_steps=total_steps)
 
     def table(self, epoch_steps: int) -> str:
         """`param_table` for the optimizer of this run."""
@@ -135,16 +152,26 @@ class NetworkTraining:
         )
 
 
-def starts_under(rule: Parametrization, info: InfoTree, init_ratios: Mapping[str, float]) -> dict[str, Start]:
-    """Path of a parameter -> what changes its initial values under a rule, whose numbers may be traced.
-
-    ``init_ratios`` are those under muP; under ``standard``, initial values stay as they are.
-    """
-    power = rule.width_power
-    starts = {}
-    for path, start in carried_factors(info, rule).items():
-        ratio: Any = init_ratios[path]
-        if ratio != 1:
-            ratio = jnp.where(power == 0, 1.0, ratio) if hasattr(power, "dtype") else ratio if power else 1.0
-        starts[path] = dataclasses.replace(start, factor=ratio)
-    return starts
+def network_training(
+    config: ConfigDict,
+    rule: Parametrization,
+    hyper: Mapping[str, float],
+    named: ConfigNetwork,
+    example: Any,
+    total_steps: int | None,
+    sizes: Sizes | None = None,
+) -> NetworkTraining:
+    """The network of these sizes, by default those of the config, audited, with its optimizer; ``example``: inputs."""
+    audited = named.audited(example, sizes)
+    return NetworkTraining(
+        config=config,
+        rule=rule,
+        hyperparameters=hyper,
+        total_steps=total_steps,
+        example=example,
+        named=named,
+        made=named.functions(rule, sizes),
+        audited=audited,
+        init_ratios=named.init_ratios(example, audited.info, sizes),
+        optimizer=make_optimizer(config, audited.info, rule, total_steps),
+    )

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config.fields import code_of
+from depthmup_flax.config.hyperparameters import hyperparameters
 from depthmup_flax.data import Dataset, ImageDataset, TextDataset, UserDataset
 from depthmup_flax.data.image_files import checked_images
 from depthmup_flax.networks.model_functions import ModelFunctions
@@ -24,7 +25,6 @@ from depthmup_flax.rule.info_trees import info_from_json, param_count
 from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import as_path, read_json, reading
 from depthmup_flax.storage.run_hash import SOURCE, changed_code
-from depthmup_flax.trainer.engine.hyperparameters import hyperparameters
 from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.engine.network_task import averaged
 from depthmup_flax.trainer.engine.task import Task

@@ -13,7 +13,7 @@ from depthmup_flax.rule.parametrization import PRESETS
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.groups import plan
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.trainer.engine.from_config import abstract_batch, build
+from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate
 
 PRESET, RATE = "parametrization.preset", "optimizer.learning_rate"
@@ -92,7 +92,7 @@ def test_the_step_of_a_single_run_has_no_exponents_to_compute():
         config = wide_base()
         config.parametrization.preset = preset
         experiment = build(config)
-        arguments = experiment.state_shapes(), abstract_batch(config, experiment.dataset)
+        arguments = experiment.step_shapes()
         # Adam's bias correction alone has powers.
         powers = str(jax.make_jaxpr(experiment.step({}))(*arguments)).count(" pow ")
         assert powers == 2, preset

@@ -8,12 +8,13 @@ import pytest
 from planted_sweeps import record_with
 from processes import ROOT
 
-from depthmup_flax.config.fields import default_config, get_field, optimizer_kwargs, set_field
+from depthmup_flax.config.fields import default_config, get_field, set_field
 from depthmup_flax.config.files import from_file
 from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.search.tune.choice import best_choice, describe
 from depthmup_flax.search.tune.tune_target import derived_file
 from depthmup_flax.search.tune.tuning import proxy_config
+from depthmup_flax.trainer.engine.config_optimizer import optimizer_kwargs
 from depthmup_flax.util.errors import InputError
 
 RATE = "optimizer.learning_rate"

@@ -5,8 +5,8 @@ import optax
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.config import schedules
 from depthmup_flax.config.fields import default_config
+from depthmup_flax.trainer.engine import schedules
 from depthmup_flax.trainer.engine.from_config import build
 
 WARMUP, STEPS = 10, 100

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
+import flax.linen as nn
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field, make_parametrization
+from depthmup_flax.networks.import_paths import is_import_path, resolve
+from depthmup_flax.networks.user_code import takes
 from depthmup_flax.storage.sweep_records import CONTINUOUS, SEED
-from depthmup_flax.trainer.engine.network import ConfigNetwork
 
 RULE = "parametrization"  # the section of a config; hyperparameters with this beginning are fields of the rule
 _WHOLE = ("optimizer.warmup_steps",)
@@ -18,11 +22,17 @@ def hyperparameters(config: ConfigDict) -> dict[str, float]:
     A preset is a name of the rule's numbers. A network that keeps numbers of the rule as attributes, as NNX and Equinox
     modules may, has none of them: traced, they would be other parts of it, or lost.
     """
-    fields = {path: get_field(config, path) for path in CONTINUOUS}
-    values = {path: value for path, value in fields.items() if value is not None}
-    if ConfigNetwork(config.model, 0).keeps_rule:
-        values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
-    else:
-        values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
+    values = {path: value for path in CONTINUOUS if (value := get_field(config, path)) is not None}
+    values |= {f"{RULE}.{name}": value for name, value in make_parametrization(config).numbers().items()}
     values |= {f"hyper.{name}": value for name, value in config.hyper.items()}
+    if _keeps_rule(config.model.name):
+        values = {path: value for path, value in values.items() if not path.startswith(f"{RULE}.")}
     return {SEED: config.seed, **{path: value if path in _WHOLE else float(value) for path, value in values.items()}}
+
+
+def _keeps_rule(name: str) -> bool:
+    """Whether modules may have attributes that are made of the rule's numbers: Linen ones have none."""
+    if not is_import_path(name):
+        return False
+    named = resolve(name, "model.name")
+    return takes(named, "rule") and not (inspect.isclass(named) and issubclass(named, nn.Module))
