@@ -23,6 +23,7 @@ EXTRA_OF = {
     **dict.fromkeys(("PIL", "scipy", "sklearn", "tensorboardX"), "train"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
     "tensorflow_datasets": "tfds",
+    **dict.fromkeys(("torch", "torchax"), "torch"),
     "wandb": "wandb",
 }
 
