@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,7 +78,7 @@ def torch_module(module: Any) -> Adapter:
     buffers = dict(module.named_buffers())
 
     def init(key: jax.Array, inputs: ArrayTree, call: Call | None = None) -> tuple[Any, Any]:
-        return {name: _values(parameter) for name, parameter in params.items()}, {}
+        return {name: values_of(parameter) for name, parameter in params.items()}, {}
 
     def apply(arrays: Any, state: Any, inputs: ArrayTree, call: Call) -> tuple[Any, Any]:
         import torch
@@ -85,7 +87,8 @@ def torch_module(module: Any) -> Adapter:
         constants = {name: _constant(buffer, state.get(name)) for name, buffer in buffers.items()}
         kwargs = {**named, **{name: _converted(value) for name, value in call.kwargs.items()}}
         weights, args, kwargs = env.j2t_iso(({**constants, **arrays}, args, kwargs))
-        with _as_in_training(module), env, torch.no_grad():
+        with warnings.catch_warnings(), _as_in_training(module), env, torch.no_grad():
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")  # torch's integers have 64 bits
             outputs = torch.func.functional_call(module, weights, args, kwargs)
         return _arrays(env, outputs), state
 
@@ -94,19 +97,21 @@ def torch_module(module: Any) -> Adapter:
     return Adapter("torch", module, init, apply, held=(shapes, unknown))
 
 
-def _values(tensor: Any) -> Any:
+def values_of(tensor: Any) -> Any:
     """A tensor as an array; its shape, on the meta device."""
     if tensor.is_meta:
         return abstract(tensor)
-    wide = tensor.detach().cpu()
-    return wide.float().numpy() if tensor.is_floating_point() else wide.numpy()
+    near = tensor.detach().cpu()
+    if tensor.is_floating_point():
+        return near.float().numpy()  # NumPy has no bfloat16
+    return near.numpy()
 
 
 def _constant(buffer: Any, unknown: Any) -> Any:
     """A buffer's values, or the traced ones of a buffer without values."""
     if unknown is not None:
         return unknown
-    return jnp.asarray(_values(buffer), abstract(buffer).dtype)
+    return jnp.asarray(values_of(buffer), jax.dtypes.canonicalize_dtype(abstract(buffer).dtype))
 
 
 def _converted(value: Any) -> Any:
@@ -116,8 +121,6 @@ def _converted(value: Any) -> Any:
 
 def _arguments(module: Any, inputs: ArrayTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a call on a batch."""
-    import inspect
-
     if isinstance(inputs, Mapping) and inputs.keys() <= inspect.signature(module.forward).parameters.keys():
         return (), dict(inputs)
     return arguments_of(inputs), {}
