@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.auditing.rescaled_init import init_factors
-from depthmup_flax.export.group_factors import GroupFactors, group_factors
+from depthmup_flax.frameworks.group_factors import GroupFactors, group_factors
 from depthmup_flax.networks.torch_modules import values_of
 from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
