@@ -37,7 +37,7 @@ def abstract(array: Any) -> jax.ShapeDtypeStruct:
     """The shape and type of an array, a shape, a number or a torch tensor."""
     dtype = getattr(array, "dtype", None) or np.asarray(array).dtype
     if type(dtype).__module__ == "torch":
-        dtype = jnp.dtype(str(dtype).removeprefix("torch."))
+        dtype = jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
     return jax.ShapeDtypeStruct(np.shape(array), dtype)
 
 

@@ -111,7 +111,7 @@ def _constant(buffer: Any, unknown: Any) -> Any:
     """A buffer's values, or the traced ones of a buffer without values."""
     if unknown is not None:
         return unknown
-    return jnp.asarray(values_of(buffer), jax.dtypes.canonicalize_dtype(abstract(buffer).dtype))
+    return jnp.asarray(values_of(buffer), abstract(buffer).dtype)
 
 
 def _converted(value: Any) -> Any:
