@@ -22,11 +22,14 @@ CONTEXT, BATCH, HEAD = 64, 16, 32
 
 
 class Attention(nn.Module):
+    """Causal; more heads as the width grows."""
+
     def __init__(self, width):
         super().__init__()
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
 
     def forward(self, x):
+        """The forward pass."""
         batch, length, width = x.shape
         q, k, v = (y.view(batch, length, -1, HEAD).transpose(1, 2) for y in self.c_attn(x).split(width, dim=2))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -34,26 +37,34 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two matrices."""
+
     def __init__(self, width):
         super().__init__()
         self.c_fc, self.c_proj = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x):
+        """The forward pass."""
         return self.c_proj(functional.gelu(self.c_fc(x)))
 
 
 class Block(nn.Module):
+    """Two residual branches."""
+
     def __init__(self, width):
         super().__init__()
         self.ln_1, self.attn = nn.LayerNorm(width), Attention(width)
         self.ln_2, self.mlp = nn.LayerNorm(width), MLP(width)
 
     def forward(self, x):
+        """The forward pass."""
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
+    """Logits of the next token."""
+
     def __init__(self, vocabulary, width, depth):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(CONTEXT, width)
@@ -67,6 +78,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, tokens):
+        """The forward pass."""
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""The rule's factors for each parameter of a network of yours, as a JSON table for any framework.
+"""The rule's factors for your network, as JSON for any framework.
 
     depthmup export FILE.py:NET --width=N --depth=N --base_width=N --base_depth=N [FLAG ...]
 

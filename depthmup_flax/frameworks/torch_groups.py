@@ -194,5 +194,3 @@ def _like(value: Any, parameter: Any) -> Any:
     if isinstance(value, float | int):
         return value
     return torch.as_tensor(value, dtype=parameter.dtype, device=parameter.device)
-
-

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import pathlib
 
 import numpy as np
 import pytest
@@ -191,7 +192,10 @@ def test_wrong_modules_and_forgotten_steps_are_refused(sizes):
 
 def test_biases_that_shrink_with_the_width_start_as_the_bases():
     torch.manual_seed(0)
-    model, base = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 3)), nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 3))
+    model, base = (
+        nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 3)),
+        nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 3)),
+    )
     stem, base_stem = nn.Linear(4, 512), nn.Linear(4, 32)
     model.insert(0, stem)
     base.insert(0, base_stem)
@@ -218,3 +222,13 @@ def test_the_clipping_threshold_does_not_depend_on_carried_factors(sizes):
     total = sum(float((scales[name] * p.grad).square().sum()) for name, p in hand.named_parameters())
     count = sum(p.numel() for p in hand.parameters())
     assert rms.item() == pytest.approx((total / count) ** 0.5, rel=1e-4)
+
+
+def test_the_example_learns():
+    path = pathlib.Path(__file__).parents[2] / "examples" / "nanogpt_torch.py"
+    spec = importlib.util.spec_from_file_location("nanogpt_torch", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    found = example.train("ROMEO:\nShe speaks. O speak again.\n" * 100, width=128, depth=2, steps=8, rate=3e-3)
+    assert found[-1] < 0.9 * found[0]
+    assert sum("# depthmup" in line for line in path.read_text().splitlines()[10:]) == 5
