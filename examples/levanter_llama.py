@@ -1,0 +1,83 @@
+"""Levanter's trainer and its Llama (Haliax, stacked layers), unchanged, with the rule as an optimizer of its config.
+
+    uv pip install . marin-levanter --prerelease=allow && python examples/levanter_llama.py
+
+In a config file of Levanter's commands it is ``optimizer: {type: depth_mup, learning_rate: 1e-3, ...}``.
+"""
+
+import dataclasses
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import jmp
+from levanter.models.llama import LlamaConfig
+from levanter.models.lm_model import LmExample
+from levanter.optim import OptimizerConfig
+from levanter.tracker import NoopConfig
+from levanter.trainer import Trainer, TrainerConfig
+
+import depthmup_flax as dm
+
+SIZES = {"max_seq_len": 16, "gradient_checkpointing": False}
+BASE = LlamaConfig(hidden_dim=32, intermediate_dim=64, num_layers=2, num_heads=2, num_kv_heads=2, **SIZES)
+LARGE = LlamaConfig(hidden_dim=64, intermediate_dim=128, num_layers=4, num_heads=4, num_kv_heads=4, **SIZES)
+VOCABULARY = hax.Axis("vocab", 64)
+
+
+def parts(config):
+    """A function of parameters and tokens, and parameters."""
+    params, static = eqx.partition(config.build(VOCABULARY, key=jax.random.key(0)), eqx.is_inexact_array)
+
+    def logits(params, tokens):
+        named = hax.named(tokens, ("batch", config.max_Pos.resize(tokens.shape[1])))
+        mask = hax.nn.attention.causal_mask(named.resolve_axis("position"), config.KeyPos)
+        return eqx.combine(params, static)(named, attn_mask=mask).array
+
+    return logits, params
+
+
+@OptimizerConfig.register_subclass("depth_mup")
+@dataclasses.dataclass(frozen=True)
+class DepthMuP(OptimizerConfig):
+    """AdamW with Depth-muP, from the sizes of a model and its base."""
+
+    model: LlamaConfig = LARGE
+    base: LlamaConfig = BASE
+
+    def audit(self):
+        """The audit of both."""
+        return dm.audit(parts(self.model), parts(self.base), jnp.zeros((1, 16), jnp.int32))
+
+    def build(self, num_train_steps):
+        """The optimizer, for Levanter."""
+        schedule = self.lr_scheduler(num_train_steps)
+        return dm.adamw(schedule, dm.rescaled_before(self.audit().info), weight_decay=self.weight_decay)
+
+
+def main(steps=2):
+    """The losses of some steps."""
+    optimizer = DepthMuP(learning_rate=1e-3, weight_decay=0.1)
+    trainer = TrainerConfig(
+        train_batch_size=4, num_train_steps=steps, tracker=NoopConfig(), mp=jmp.get_policy("f32"), log_jaxprs=False
+    )
+    trainer = dataclasses.replace(trainer, log_xla_hlo=False)
+    print(optimizer.audit())
+    (_, params), (_, base) = parts(LARGE), parts(BASE)
+    started = dm.rescale_init(params, base, optimizer.audit())
+    model = eqx.combine(started, LARGE.build(VOCABULARY, key=jax.random.key(0)))
+    losses = []
+    with Trainer(trainer, optimizer.build(steps), lambda model, batch, key=None: model.compute_next_token_loss(batch, key=key)) as run:
+        state = run.initial_state(jax.random.key(1), model=model)
+        tokens = hax.random.randint(jax.random.key(2), (hax.Axis("batch", 4), LARGE.max_Pos), 0, 64)
+        for _ in range(steps):
+            info = run.train_step(state, jax.vmap(lambda row: row)(LmExample.causal(tokens)))
+            state = info.state
+            losses.append(float(info.loss))
+    print(losses)
+    return losses
+
+
+if __name__ == "__main__":
+    main()
