@@ -11,7 +11,6 @@ import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
-import jmp
 from levanter.models.llama import LlamaConfig
 from levanter.models.lm_model import LmExample
 from levanter.optim import OptimizerConfig
@@ -56,23 +55,33 @@ class DepthMuP(OptimizerConfig):
         return dm.adamw(schedule, dm.rescaled_before(self.audit().info), weight_decay=self.weight_decay)
 
 
+def loss(model, batch, key=None):
+    """Levanter's, of the next token."""
+    return model.compute_next_token_loss(batch, key=key)
+
+
 def main(steps=2):
     """The losses of some steps."""
     optimizer = DepthMuP(learning_rate=1e-3, weight_decay=0.1)
     trainer = TrainerConfig(
-        train_batch_size=4, num_train_steps=steps, tracker=NoopConfig(), mp=jmp.get_policy("f32"), log_jaxprs=False
+        id="example",
+        train_batch_size=4,
+        num_train_steps=steps,
+        tracker=NoopConfig(),
+        log_jaxprs=False,
+        log_xla_hlo=False,
     )
-    trainer = dataclasses.replace(trainer, log_xla_hlo=False)
     print(optimizer.audit())
     (_, params), (_, base) = parts(LARGE), parts(BASE)
     started = dm.rescale_init(params, base, optimizer.audit())
     model = eqx.combine(started, LARGE.build(VOCABULARY, key=jax.random.key(0)))
     losses = []
-    with Trainer(trainer, optimizer.build(steps), lambda model, batch, key=None: model.compute_next_token_loss(batch, key=key)) as run:
+    tokens = hax.random.randint(jax.random.key(2), (hax.Axis("batch", 4), LARGE.max_Pos), 0, VOCABULARY.size)
+    batch = hax.vmap(LmExample.causal, "batch")(tokens)
+    with Trainer(trainer, optimizer.build(steps), loss) as run:
         state = run.initial_state(jax.random.key(1), model=model)
-        tokens = hax.random.randint(jax.random.key(2), (hax.Axis("batch", 4), LARGE.max_Pos), 0, 64)
         for _ in range(steps):
-            info = run.train_step(state, jax.vmap(lambda row: row)(LmExample.causal(tokens)))
+            info = run.train_step(state, batch)
             state = info.state
             losses.append(float(info.loss))
     print(losses)
