@@ -1,6 +1,6 @@
 """Levanter's trainer and its Llama (Haliax, stacked layers), unchanged, with the rule as an optimizer of its config.
 
-    uv pip install . marin-levanter --prerelease=allow && python examples/levanter_llama.py
+    uv pip install . marin-levanter gitpython --prerelease=allow && python examples/levanter_llama.py
 
 In a config file of Levanter's commands it is ``optimizer: {type: depth_mup, learning_rate: 1e-3, ...}``.
 """

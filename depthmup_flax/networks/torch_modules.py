@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.networks.adapters import Adapter, Call, abstract, arguments_of
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import ArrayTree
 
@@ -67,6 +68,28 @@ def _as_in_training(module: Any) -> Iterator[None]:
             part.training = mode
 
 
+# In messages about operators that torchax does not have.
+_NOT_THERE = ("torchax", "XLATensor", "has no lowering", "jax device")
+
+
+@contextlib.contextmanager
+def _as_torchax_says() -> Iterator[None]:
+    """`InputError` for an operator that torchax does not run, such as a kernel of the user's."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")  # torch's integers have 64 bits
+            yield
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        if not any(words in lines[0] for words in _NOT_THERE):
+            raise
+        raise InputError(
+            f"the forward pass has an operator or a tensor that torchax does not take ({type(error).__name__}: "
+            f"{lines[0]}). In the audit, let the module use torch's own operators in place of kernels, such as "
+            "scaled_dot_product_attention, and keep tensors as buffers."
+        ) from error
+
+
 def torch_module(module: Any) -> Adapter:
     """A torch module: ``named_parameters()`` are the parameters, by their names; buffers are constants.
 
@@ -87,8 +110,8 @@ def torch_module(module: Any) -> Adapter:
         constants = {name: _constant(buffer, state.get(name)) for name, buffer in buffers.items()}
         kwargs = {**named, **{name: _converted(value) for name, value in call.kwargs.items()}}
         weights, args, kwargs = env.j2t_iso(({**constants, **arrays}, args, kwargs))
-        with warnings.catch_warnings(), _as_in_training(module), env, torch.no_grad():
-            warnings.filterwarnings("ignore", "Explicitly requested dtype")  # torch's integers have 64 bits
+        on_jax = torch.device("jax")  # also what the code makes without naming a device
+        with _as_in_training(module), _as_torchax_says(), env, on_jax, torch.no_grad():
             outputs = torch.func.functional_call(module, weights, args, kwargs)
         return _arrays(env, outputs), state
 

@@ -1,5 +1,6 @@
 """Torch modules in the audit, and the groups of torch's optimizers against factors written by hand."""
 
+import collections
 import copy
 import importlib.util
 import pathlib
@@ -155,7 +156,7 @@ class Parts(nn.Module):
 
 
 def test_buffers_dropout_tied_weights_and_named_arguments_are_read():
-    batch = {"tokens": torch.zeros(3, 4, dtype=torch.long), "mask": torch.ones(3, 4)}
+    batch = collections.UserDict(tokens=torch.zeros(3, 4, dtype=torch.long), mask=torch.ones(3, 4))
     model, base = Parts(16, 4), Parts(8, 2)
     audit = dm.audit(model, base, batch, output="logits")
     infos = flatten_info(audit)
@@ -173,6 +174,28 @@ def test_a_module_of_shapes_alone_is_audited():
     assert audit.ok
     with pytest.raises(dm.InputError, match="has no values"):
         dm.rescale_init_(model, base, audit)
+
+
+@torch.library.custom_op("depthmup_test::kernel", mutates_args=())
+def kernel(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x)
+
+
+class WithKernel(Net):
+    def forward(self, x):
+        return kernel(super().forward(x))
+
+
+class WithConstants(Net):
+    def forward(self, x):
+        return super().forward(x * torch.ones(6) + torch.arange(6))
+
+
+def test_tensors_without_a_device_are_read_and_unknown_operators_are_named():
+    assert dm.audit(WithConstants(WIDTH, DEPTH), WithConstants(BASE_WIDTH, BASE_DEPTH), torch.ones(3, 6)).ok
+    models = WithKernel(WIDTH, DEPTH), WithKernel(BASE_WIDTH, BASE_DEPTH)
+    with pytest.raises(dm.InputError, match="operator"):
+        dm.audit(*models, torch.ones(3, 6))
 
 
 def test_wrong_modules_and_forgotten_steps_are_refused(sizes):
