@@ -1,8 +1,6 @@
 """Levanter's trainer and its Llama (Haliax, stacked layers), unchanged, with the rule as an optimizer of its config.
 
-    uv pip install . marin-levanter gitpython --prerelease=allow && python examples/levanter_llama.py
-
-In a config file of Levanter's commands it is ``optimizer: {type: depth_mup, learning_rate: 1e-3, ...}``.
+uv pip install . marin-levanter gitpython --prerelease=allow && python examples/levanter_llama.py
 """
 
 import dataclasses
@@ -37,6 +35,11 @@ def parts(config):
     return logits, params
 
 
+def audited(model, base):
+    """The audit of two sizes."""
+    return dm.audit(parts(model), parts(base), jnp.zeros((1, 16), jnp.int32))
+
+
 @OptimizerConfig.register_subclass("depth_mup")
 @dataclasses.dataclass(frozen=True)
 class DepthMuP(OptimizerConfig):
@@ -45,47 +48,31 @@ class DepthMuP(OptimizerConfig):
     model: LlamaConfig = LARGE
     base: LlamaConfig = BASE
 
-    def audit(self):
-        """The audit of both."""
-        return dm.audit(parts(self.model), parts(self.base), jnp.zeros((1, 16), jnp.int32))
-
     def build(self, num_train_steps):
         """The optimizer, for Levanter."""
-        schedule = self.lr_scheduler(num_train_steps)
-        return dm.adamw(schedule, dm.rescaled_before(self.audit().info), weight_decay=self.weight_decay)
-
-
-def loss(model, batch, key=None):
-    """Levanter's, of the next token."""
-    return model.compute_next_token_loss(batch, key=key)
+        info = dm.rescaled_before(audited(self.model, self.base).info)
+        return dm.adamw(self.lr_scheduler(num_train_steps), info, weight_decay=self.weight_decay)
 
 
 def main(steps=2):
-    """The losses of some steps."""
-    optimizer = DepthMuP(learning_rate=1e-3, weight_decay=0.1)
-    trainer = TrainerConfig(
-        id="example",
-        train_batch_size=4,
-        num_train_steps=steps,
-        tracker=NoopConfig(),
-        log_jaxprs=False,
-        log_xla_hlo=False,
-    )
-    print(optimizer.audit())
-    (_, params), (_, base) = parts(LARGE), parts(BASE)
-    started = dm.rescale_init(params, base, optimizer.audit())
+    """Prints the audit, and the losses of some steps."""
+    options = {"tracker": NoopConfig(), "log_jaxprs": False, "log_xla_hlo": False}
+    trainer = TrainerConfig(id="example", train_batch_size=4, num_train_steps=steps, **options)
+    optimizer = DepthMuP(learning_rate=1e-3, weight_decay=0.1).build(steps)
+    loss = lambda model, batch, key=None: model.compute_next_token_loss(batch, key=key)
+    audit = audited(LARGE, BASE)
+    print(audit)
+    started = dm.rescale_init(parts(LARGE)[1], parts(BASE)[1], audit)
     model = eqx.combine(started, LARGE.build(VOCABULARY, key=jax.random.key(0)))
-    losses = []
     tokens = hax.random.randint(jax.random.key(2), (hax.Axis("batch", 4), LARGE.max_Pos), 0, VOCABULARY.size)
-    batch = hax.vmap(LmExample.causal, "batch")(tokens)
-    with Trainer(trainer, optimizer.build(steps), loss) as run:
+    batch, losses = hax.vmap(LmExample.causal, "batch")(tokens), []
+    with Trainer(trainer, optimizer, loss) as run:
         state = run.initial_state(jax.random.key(1), model=model)
         for _ in range(steps):
             info = run.train_step(state, batch)
             state = info.state
             losses.append(float(info.loss))
     print(losses)
-    return losses
 
 
 if __name__ == "__main__":

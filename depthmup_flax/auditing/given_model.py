@@ -134,7 +134,7 @@ def _adapter(model: Any, argument: str) -> Adapter | None:
         return function_of_parameters(model)
     adapter = adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
-        right = "a Linen, NNX, Equinox or torch module (an instance), or a pair (function, parameters)"
+        right = "a Linen, NNX or Equinox module (an instance), one of torch, or a pair (function, parameters)"
         text = f"{argument} is {shown(model)}: pass {right} with function(parameters, x)."
         raise InputError(text)
     return adapter
