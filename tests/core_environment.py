@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import depthmup_flax as dm
 
 ROOMS = ("rule", "networks", "auditing", "frameworks", "check", "nn", "models", "util")
-FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib")
+FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib", "torch", "torchax")
 
 
 def import_all():

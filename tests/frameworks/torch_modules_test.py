@@ -5,6 +5,8 @@ import copy
 import importlib.util
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import depthmup_flax as dm  # noqa: E402
+from depthmup_flax.networks.adapters import Call, adapter_of  # noqa: E402
 from depthmup_flax.rule.info_trees import flatten_info  # noqa: E402
 
 WIDTH, DEPTH, BASE_WIDTH, BASE_DEPTH = 32, 4, 8, 2
@@ -123,6 +126,15 @@ def test_at_the_base_groups_are_the_plain_optimizer(sizes):
     dm.rescale_init_(net, base, audit)
     ours = losses(net, torch.optim.AdamW(dm.param_groups(net, audit, learning_rate=3e-3)), 10)
     np.testing.assert_array_equal(ours, losses(plain, torch.optim.AdamW(plain.parameters(), 3e-3, weight_decay=0), 10))
+
+
+def test_what_the_audit_reads_is_the_function_of_the_module(sizes):
+    model, _, _ = sizes
+    adapter = adapter_of(model)
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    params, state = adapter.init(None, None)
+    outputs, _ = adapter.apply(jax.tree.map(jnp.asarray, params), state, jnp.asarray(x.numpy()), Call())
+    np.testing.assert_allclose(outputs, model(x).detach().numpy(), atol=1e-5)
 
 
 def test_parameters_have_the_names_of_torch_and_the_module_stays_as_it_was(sizes):
