@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.commands import app
 from depthmup_flax.rule.info_trees import flatten_info
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "pytorch.md"
@@ -149,24 +150,30 @@ def test_an_audit_that_is_not_ok_is_not_exported():
         dm.export(audit)
 
 
-def test_the_command_writes_the_table(tmp_path):
-    (tmp_path / "model.py").write_text(
+def run_export(*words):
+    module, parser = app.module_and_parser("export")
+    module.main(parser.parsed(words))
+
+
+def test_the_command_writes_the_table(tmp_path, monkeypatch):
+    (tmp_path / "model_to_export.py").write_text(
         "import flax.linen as nn\n\nclass Net(nn.Module):\n    width: int\n    depth: int\n\n    @nn.compact\n"
         "    def __call__(self, x):\n        h = nn.Dense(self.width)(x)\n        for _ in range(self.depth):\n"
         "            h = h + nn.Dense(self.width)(nn.relu(h))\n        return nn.Dense(3)(h)\n"
     )
-    words = ["model.py:Net", "--width=32", "--depth=4", "--base_width=8", "--base_depth=2", "--input=2x5"]
-    command = [sys.executable, "-m", "depthmup_flax", "export", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["model_to_export.py:Net", "--width=32", "--depth=4", "--base_width=8", "--input=2x5"]
+    run_export(*words, "--base_depth=2")
     table = json.loads((tmp_path / "rule.json").read_text())
     np.testing.assert_allclose(
         sorted(row["adam"]["rate"] for row in table["rows"]),
         sorted(row["adam"]["rate"] for row in dm.export(AUDIT)["rows"]),
     )
-    done = subprocess.run([*command[:-2], "--input=2x5"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "base_depth" in done.stderr
+    with pytest.raises(dm.InputError, match="base_depth"):
+        run_export(*words)
+    with pytest.raises(dm.InputError, match="takes no heads"):
+        run_export(*words, "--base_depth=2", '--fields={"heads": 2}')
 
 
 def test_the_audit_of_a_flax_model_imports_no_torch():
