@@ -18,13 +18,16 @@ from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import require
 from depthmup_flax.util.types import ArrayTree
 
+_DEVICE = "privateuseone"  # that torch keeps for other packages
+
 
 @functools.cache
 def _environment() -> Any:
-    """torchax's, which runs torch's operators by JAX, imported beside a torch that lacks operators which it names.
+    """torchax's, which runs torch's operators by JAX; importing it leaves torch as it was.
 
-    torch 2.13 has no named dimensions any more, but torchax 0.0.13 lists overloads with them, which nothing calls.
-    It switches off torch's fast attention, which is restored.
+    Without this, torchax 0.0.13 breaks what a script does afterwards: it names torch's free device ``jax``, which then
+    goes before CUDA as the process's accelerator, so that ``torch.compile`` fails; and it switches off torch's fast
+    attention. It also lists overloads with named dimensions, which torch 2.13 has no more and nothing calls.
     """
     import torch
     from torch._ops import OpOverloadPacket
@@ -40,12 +43,32 @@ def _environment() -> Any:
             return (str(self), overload)
 
     has_fast_attention = torch.backends.mha.get_fastpath_enabled()
-    OpOverloadPacket.__getattr__ = named
-    try:
-        return require("torchax", "the audit of a torch module").default_env()
-    finally:
-        OpOverloadPacket.__getattr__ = found
-        torch.backends.mha.set_fastpath_enabled(has_fast_attention)
+    with contextlib.ExitStack() as restored:
+        restored.callback(torch.backends.mha.set_fastpath_enabled, has_fast_attention)
+        for owner, name, value in (
+            (OpOverloadPacket, "__getattr__", named),
+            (torch.utils, "rename_privateuse1_backend", _ignored),
+            (torch, "_register_device_module", _ignored),
+        ):
+            restored.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        torchax = require("torchax", "the audit of a torch module")
+        for kind in (torchax.tensor.Tensor, torchax.view.View):
+            kind.device = property(_device_of)
+        environment = torchax.default_env()
+    if not hasattr(torch, _DEVICE):
+        torch._register_device_module(_DEVICE, torchax.device_module)  # under the name that torch has for it
+    return environment
+
+
+def _ignored(*args: Any) -> None:
+    """In place of what changes torch."""
+
+
+def _device_of(tensor: Any) -> Any:
+    import torch
+
+    return torch.device(_DEVICE, 0)
 
 
 @contextlib.contextmanager
@@ -69,7 +92,7 @@ def _as_in_training(module: Any) -> Iterator[None]:
 
 
 # In messages about operators that torchax does not have.
-_NOT_THERE = ("torchax", "XLATensor", "has no lowering", "jax device")
+_NOT_THERE = ("torchax", "XLATensor", "has no lowering", f"{_DEVICE} device")
 
 
 @contextlib.contextmanager
@@ -110,7 +133,7 @@ def torch_module(module: Any) -> Adapter:
         constants = {name: _constant(buffer, state.get(name)) for name, buffer in buffers.items()}
         kwargs = {**named, **{name: _converted(value) for name, value in call.kwargs.items()}}
         weights, args, kwargs = env.j2t_iso(({**constants, **arrays}, args, kwargs))
-        on_jax = torch.device("jax")  # also what the code makes without naming a device
+        on_jax = torch.device(_DEVICE)  # also what the code makes without naming a device
         with _as_in_training(module), _as_torchax_says(), env, on_jax, torch.no_grad():
             outputs = torch.func.functional_call(module, weights, args, kwargs)
         return _arrays(env, outputs), state

@@ -142,7 +142,36 @@ def test_parameters_have_the_names_of_torch_and_the_module_stays_as_it_was(sizes
     assert flatten_info(audit).keys() == dict(model.named_parameters()).keys()
     assert audit.ok
     assert all(part.training for part in model.modules())
+
+
+def test_the_audit_leaves_torch_as_it_was_so_that_compiled_modules_train(sizes):
+    """torchax alone would become the process's accelerator, and torch.compile would fail."""
+    model, base, audit = sizes
     assert torch.backends.mha.get_fastpath_enabled()
+    plain = copy.deepcopy(model)
+    dm.rescale_init_(plain, base, audit)
+    same = copy.deepcopy(plain)
+    groups = [dm.param_groups(net, audit, learning_rate=3e-3) for net in (plain, same)]
+    compiled = torch.compile(same, backend="eager")
+    ours = losses(compiled, torch.optim.AdamW(groups[1]), 5)
+    np.testing.assert_allclose(ours, losses(plain, torch.optim.AdamW(groups[0]), 5), rtol=1e-5)
+    with pytest.raises(dm.InputError, match=r"torch\.compile"):
+        dm.param_groups(compiled, audit, learning_rate=3e-3)
+
+
+def test_a_checkpoint_resumes_with_groups_of_a_new_audit(sizes):
+    model, base, audit = sizes
+    net = copy.deepcopy(model)
+    dm.rescale_init_(net, base, audit)
+    optimizer = torch.optim.AdamW(dm.param_groups(net, audit, learning_rate=3e-3, weight_decay=0.1))
+    losses(net, optimizer, 20)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    resumed, again = Net(WIDTH, DEPTH), dm.audit(Net(WIDTH, DEPTH), base, torch.ones(3, 6))
+    resumed.load_state_dict(saved[0])
+    info = dm.rescaled_before(again.info)
+    continued = torch.optim.AdamW(dm.param_groups(resumed, info, learning_rate=3e-3, weight_decay=0.1))
+    continued.load_state_dict(saved[1])
+    np.testing.assert_array_equal(losses(resumed, continued, 5), losses(net, optimizer, 5))
 
 
 class Parts(nn.Module):
