@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
     from depthmup_flax.auditing import audit, baked, rescale_init, rescaled_before
     from depthmup_flax.auditing.overrides import Axes
     from depthmup_flax.check import Network, Source, checked_network, coord_check
+    from depthmup_flax.frameworks.rule_table import export
+    from depthmup_flax.frameworks.torch_groups import clip_grad_rms_, param_groups, rescale_init_
     from depthmup_flax.models import GPT, ResMLP, ResNet, SimpleResNet, ViT, create_model
     from depthmup_flax.nn.attention import attention_fn
     from depthmup_flax.nn.layers import Conv, Dense, Norm, Readout, ResidualBranch
@@ -52,12 +54,13 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
 __all__ = [
     "GPT", "PRESETS", "Axes", "Conv", "Dense", "Geometry", "Hyperparameters", "InputError", "Ladder", "LadderPlan",
     "Network", "Norm", "ParamInfo", "Parametrization", "Readout", "Report", "ResMLP", "ResNet", "ResidualBranch",
-    "Role", "Search", "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh", "adamw",
-    "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms", "compare_runs",
-    "coord_check", "create_model", "depthmup", "entrywise", "forecast", "freeze", "get_parametrization", "ladder",
-    "load_run", "make_report", "measures", "muon", "muon_geometry", "muonh", "param_table", "powers_of_two",
-    "proxy_config", "read_records", "rescale_init", "rescaled_before", "rescaled_hyperparameters", "scale_by_depthmup",
-    "search_of", "sgd", "sweep", "sweep_config", "tune",
+    "Role", "Search", "SimpleResNet", "Source", "Study", "Task", "TrainedRun", "ViT", "__version__", "adamh",
+    "adamw", "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms",
+    "clip_grad_rms_", "compare_runs", "coord_check", "create_model", "depthmup", "entrywise", "export", "forecast",
+    "freeze", "get_parametrization", "ladder", "load_run", "make_report", "measures", "muon", "muon_geometry",
+    "muonh", "param_groups", "param_table", "powers_of_two", "proxy_config", "read_records", "rescale_init",
+    "rescale_init_", "rescaled_before", "rescaled_hyperparameters", "scale_by_depthmup", "search_of", "sgd",
+    "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 import depthmup_flax as dm
 
-ROOMS = ("rule", "networks", "auditing", "check", "nn", "models", "util")
-FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib")
+ROOMS = ("rule", "networks", "auditing", "frameworks", "check", "nn", "models", "util")
+FROM_EXTRAS = ("grain", "ml_collections", "sklearn", "PIL", "tensorboardX", "matplotlib", "torch", "torchax")
 
 
 def import_all():
@@ -53,7 +53,7 @@ def commands_say_what_to_install():
             [sys.executable, "-m", "depthmup_flax", *words], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2, done.stderr
-        assert 'pip install "depthmup-flax[' in done.stderr, done.stderr
+        assert 'pip install ".[' in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
         print(done.stderr, end="")
 

@@ -14,7 +14,7 @@ import jax
 
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.rule.factor import ONE, Factor
-from depthmup_flax.rule.info_trees import HasInfo, collapsed, conflicts, sizes, template
+from depthmup_flax.rule.info_trees import HasInfo, collapsed, conflicts, parts_of, sizes, template
 from depthmup_flax.rule.parametrization import AuditRecord, Parametrization, ParamInfo, Role
 from depthmup_flax.trace.graph import Place
 from depthmup_flax.util.errors import InputError, did_you_mean
@@ -281,7 +281,7 @@ def _told_apart(parts: Mapping[float, Sequence[str]]) -> dict[float, str]:
 
 def _modules(paths: Sequence[str], length: int) -> list[str]:
     """The first parts of paths."""
-    return list(dict.fromkeys("/".join(path.split("/")[:length]) for path in paths))
+    return list(dict.fromkeys("/".join(parts_of(path)[:length]) for path in paths))
 
 
 _COLUMNS = ("parameter", "shape", "role", "uses", "in code", "wanted", "carried", "missing")

@@ -77,6 +77,8 @@ def as_model(
     ``argument`` names the model in errors; ``known``: see `depthmup_flax.audit`. `InputError` if
     the forward pass fails or does not return ``output``.
     """
+    if isinstance(x, Mapping) and jax.tree_util.all_leaves([x]):
+        x = dict(x)  # what a tokenizer of transformers returns
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
         right = "a batch that the model takes, an array or a jax.ShapeDtypeStruct"
         raise InputError(f"x is {shown(x)}: pass {right}.")
@@ -132,7 +134,7 @@ def _adapter(model: Any, argument: str) -> Adapter | None:
         return function_of_parameters(model)
     adapter = adapter_of(model)
     if adapter is None and not isinstance(model, ModelFunctions):
-        right = "a Linen, NNX or Equinox module (an instance), or a pair (function, parameters)"
+        right = "a Linen, NNX or Equinox module (an instance), one of torch, or a pair (function, parameters)"
         text = f"{argument} is {shown(model)}: pass {right} with function(parameters, x)."
         raise InputError(text)
     return adapter

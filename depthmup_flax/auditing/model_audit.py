@@ -77,11 +77,11 @@ def audit(
     measures both.
 
     Args:
-      model, base: Linen, NNX or Equinox modules, or pairs (function, parameters); arrays may be
-        shapes. An Equinox module is mapped over the batch. The base has the tuned width *and*
+      model, base: Linen, NNX, Equinox or torch modules, or pairs (function, parameters); arrays
+        may be shapes. An Equinox module is mapped over the batch. The base has the tuned width *and*
         depth.
       x: a batch, arrays or shapes, for both models. A tuple without names is passed as several
-        arguments.
+        arguments; to torch modules, a dictionary by name.
       depth_ratio: branches of the model over the base model's; by default residual sums are
         counted, those of an encoder and a decoder separately.
       overrides: glob -> `Axes`, for what the trace does not tell; wins over it.

@@ -70,9 +70,10 @@ def rescale_init(
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``
     (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than
-    Flax's defaults; `Readout` needs no correction. Vectors, fixed parameters and constants (zeros,
-    ones) keep their values; under ``standard``, all do. In the end each is multiplied by the factor
-    that it carries (`ParamInfo`).
+    Flax's defaults; `Readout` needs no correction. Vectors get ``std_base``, too, if theirs clearly
+    differs by a power of the width, as that of biases from 1/sqrt(fan_in) does. Fixed parameters and
+    constants (zeros, ones) keep their values; under ``standard``, all do. In the end each is
+    multiplied by the factor that it carries (`ParamInfo`).
 
     Both standard deviations are measured, so they have a sampling error. Common initializers scale
     with powers of the fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0,
@@ -247,13 +248,17 @@ def multiplied(params: ArrayTree, factors: Mapping[str, Start]) -> ArrayTree:
 def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Parametrization) -> Any:
     """What multiplies the initial value of a parameter: a float or, of a traced one, an array."""
     ratio = rule.init_ratio(info)
-    if ratio is None or info.role in (Role.VECTOR, Role.FIXED):
+    if ratio is None or info.role is Role.FIXED:
         return 1.0
     values = _Values.of(value_of(leaf))
     base = _Values.of(value_of(base_leaf))
     # The relative standard error of a normal sample's standard deviation is 1 / sqrt(2 n).
     tolerance = 4 * math.sqrt(0.5 / values.size + 0.5 / base.size)
-    factor = _nearest_power(ratio * base.std / values.std, info, tolerance)
+    measured = ratio * base.std / values.std
+    if info.role is Role.VECTOR:
+        factor = _of_vector(measured, info, tolerance)
+    else:
+        factor = _nearest_power(measured, info, tolerance, measured)
     factor = jnp.where(values.is_constant & base.is_constant, 1.0, factor)
     factor = jnp.where(values.is_constant != base.is_constant, math.nan, factor)
     if isinstance(factor, jax.core.Tracer):
@@ -282,11 +287,22 @@ class _Values:
         return cls(jnp.asarray(numpy.std(wide)), numpy.max(array) == numpy.min(array), array.size)
 
 
-def _nearest_power(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
+def _of_vector(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
+    """1, unless a power of the width is clearly nearer: vectors are short, or have a meaning."""
+    is_one = jnp.abs(jnp.log(measured)) <= tolerance
+    return jnp.where(is_one, 1.0, _nearest_power(measured, info, tolerance, 1.0))
+
+
+def _nearest_power(
+    measured: jax.Array,
+    info: ParamInfo,
+    tolerance: float,
+    otherwise: jax.Array | float,
+) -> jax.Array:
     """The closest power of the width ratios, if its logarithm is within ``tolerance``."""
     halves = (0.0, -0.5, 0.5)
     exponents = itertools.product(halves, halves)
     powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in exponents])
     distances = jnp.abs(jnp.log(measured / powers))
     closest = jnp.argmin(distances)
-    return jnp.where(distances[closest] <= tolerance, powers[closest], measured)
+    return jnp.where(distances[closest] <= tolerance, powers[closest], otherwise)

@@ -12,6 +12,7 @@ from depthmup_flax.auditing.counterparts import contradictions
 from depthmup_flax.auditing.depth_ratios import DepthRatios
 from depthmup_flax.auditing.matching import MatchedModels, layer_axes
 from depthmup_flax.auditing.overrides import Axes, decays, info_of_axes, overridden
+from depthmup_flax.rule.info_trees import parts_of
 from depthmup_flax.rule.parametrization import ParamInfo, Role
 from depthmup_flax.trace.expert_axes import expert_axes
 from depthmup_flax.trace.facts import Traced
@@ -44,7 +45,7 @@ class ParamShapes:
     @property
     def name(self) -> str:
         """Last part of the path."""
-        return self.path.rsplit("/", 1)[-1]
+        return parts_of(self.path)[-1]
 
     @property
     def is_stacked(self) -> bool:
@@ -240,9 +241,9 @@ def _read(shapes: ParamShapes, facts: Traced, *, by_place: bool) -> Reading:
     is_readout = shapes.path in facts.readouts
     if not by_place:
         return read_role(shapes, uses, is_readout)
-    module = shapes.path.rpartition("/")[0]
-    readout_modules = {path.rpartition("/")[0] for path in facts.readouts if "/" in path}
-    return read_role_by_place(shapes, uses, is_readout, module in readout_modules)
+    module = parts_of(shapes.path)[:-1]
+    is_in_readout = bool(module) and any(parts_of(path)[:-1] == module for path in facts.readouts)
+    return read_role_by_place(shapes, uses, is_readout, is_in_readout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,7 +392,7 @@ def infer_decay(shapes: ParamShapes) -> bool | None:
 
 def _is_undecayed_table(shapes: ParamShapes) -> bool:
     """Whether it is a table of positions or a class token, by name or as one vector."""
-    *modules, name = shapes.path.lower().split("/")
+    *modules, name = parts_of(shapes.path.lower())
     if name == "kernel":
         return False
     if name == "embedding" and modules:  # the module's name says what it embeds

@@ -22,6 +22,7 @@ from depthmup_flax.rule.parametrization import Parametrization
 from depthmup_flax.storage.files import write_atomically
 from depthmup_flax.storage.workdir import COORD_CHECK, claimed
 from depthmup_flax.util import table as text_table
+from depthmup_flax.util.imports import installs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +126,7 @@ class Report:
         write_atomically(path / "report.txt", f"{self}\n")
         write_atomically(path / "details.txt", f"{self.details()}\n")
         if importlib.util.find_spec("matplotlib") is None:
-            log.warning('no figure: matplotlib is not installed. Run pip install "depthmup-flax[report]".')
+            log.warning("no figure: matplotlib is not installed. Run %s.", installs("report"))
             return
         legend = f"flat lines pass, thick red lines fail; mean and range over n = {self.seeds} seeds"
         title = f"{str(self).splitlines()[0]}: {'PASS' if self.ok else 'FAIL'}\n{legend}"

@@ -23,7 +23,10 @@ from depthmup_flax.util import errors
 from depthmup_flax.util.imports import __version__, missing
 
 # Heading -> commands. Each is a module of this package with define(parser) and main(args); its docstring is its help.
-GROUPS = {"everyday": ("train", "tune", "ladder", "forecast", "sweep", "report"), "verify": ("check", "plan", "config")}
+GROUPS = {
+    "everyday": ("train", "tune", "ladder", "forecast", "sweep", "report"),
+    "verify": ("check", "plan", "config", "export"),
+}
 COMMANDS = [name for names in GROUPS.values() for name in names]
 
 # Parts of messages of libraries that are not shown: Orbax's about checkpoints without metrics and about errors in its

@@ -8,7 +8,7 @@ Examples:
     depthmup plan --config=sweeps/vit:paper
 
 Compiles the program that train or sweep will run. --topology=here means this
-machine's devices. TPUs that are absent need pip install "depthmup-flax[plan]".
+machine's devices. TPUs that are absent need pip install ".[plan]" in a clone.
 No plan needs the data, if they are a published set.
 depthmup config digits explains the fields of the config.
 Exit codes: 0 it fits or the limit is unknown, 1 it does not fit, 2 bad input.

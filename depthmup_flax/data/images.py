@@ -17,7 +17,7 @@ from depthmup_flax.data.augmentation import augment, mixed, normalize
 from depthmup_flax.data.dataset import ArraySplit, DataConfig, Dataset, Split, checksum_of_texts, chosen, placement
 from depthmup_flax.data.image_files import SUFFIXES, Encoded, ImageFiles, decode, fit
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.imports import require
+from depthmup_flax.util.imports import installs, require
 from depthmup_flax.util.types import Batch
 
 # Streamed sets are normalized by the statistics of this many images: benchmarks/notes.md has the error.
@@ -221,8 +221,7 @@ def load_tfds(name: str, config: DataConfig) -> ImageDataset:
     except (ImportError, ValueError, AssertionError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f'{field}: TFDS has no such prepared set ({reason}). Run `pip install "depthmup-flax[tfds-prepare]"` and '
-            f"{build} once."
+            f"{field}: TFDS has no such prepared set ({reason}). Run {installs('tfds-prepare')}, and {build} once."
         ) from error
     keys: Any = builder.info.supervised_keys or ()
     features: Any = dict(builder.info.features)

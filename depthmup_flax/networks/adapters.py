@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from depthmup_flax.networks.user_code import parameters, takes
-from depthmup_flax.rule.info_trees import is_equinox, is_nnx, path_name
+from depthmup_flax.rule.info_trees import is_equinox, is_nnx, is_torch, path_name
 from depthmup_flax.util.types import ArrayTree
 
 Activations: TypeAlias = dict[str, jax.Array]
@@ -34,8 +34,11 @@ def arguments_of(batch: Any) -> tuple[Any, ...]:
 
 
 def abstract(array: Any) -> jax.ShapeDtypeStruct:
-    """The shape and type of an array, a shape or a number."""
-    return jax.ShapeDtypeStruct(np.shape(array), getattr(array, "dtype", None) or np.asarray(array).dtype)
+    """The shape and type of an array, a shape, a number or a torch tensor."""
+    dtype = getattr(array, "dtype", None) or np.asarray(array).dtype
+    if type(dtype).__module__ == "torch":
+        dtype = jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+    return jax.ShapeDtypeStruct(np.shape(array), dtype)
 
 
 def once_for_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +87,7 @@ class Adapter:
     arguments.
 
     Attributes:
-      library: ``linen``, ``nnx``, ``equinox``, ``haiku``, ``pair`` or ``function``.
+      library: ``linen``, ``nnx``, ``equinox``, ``haiku``, ``torch``, ``pair`` or ``function``.
       model: what the user gave.
       init: ``(key, inputs, call)`` -> new parameters and state.
       apply: ``(params, state, inputs, call)`` -> the outputs and the new state.
@@ -337,6 +340,10 @@ def adapter_of(model: Any) -> Adapter | None:
         return nnx_module(model)
     if is_equinox(model):
         return equinox_module(model)
+    if is_torch(model):
+        from depthmup_flax.networks.torch_modules import torch_module
+
+        return torch_module(model)
     if kind.__module__.split(".")[0] == "haiku" and kind.__name__ in ("Transformed", "TransformedWithState"):
         return haiku(model)
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):

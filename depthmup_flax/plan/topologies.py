@@ -11,6 +11,7 @@ import jax
 from jax.experimental import topologies
 
 from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.imports import installs
 
 HERE = "here"
 _GIB = 2**30
@@ -85,4 +86,4 @@ def topology_devices(name: str, slices: int = 1) -> list[jax.Device]:
         reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
         raise InputError(f"--topology is {name!r}: libtpu refuses it ({reason}). For example: {example}.") from error
     except (RuntimeError, ImportError) as error:
-        raise InputError(f'--topology={name} needs libtpu: pip install "depthmup-flax[plan]".') from error
+        raise InputError(f"--topology={name} needs libtpu: {installs('plan')}.") from error

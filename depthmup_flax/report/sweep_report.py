@@ -21,6 +21,7 @@ from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_tables import is_table
 from depthmup_flax.storage.sweep_records import COMPLETED, ROUNDS, TEST, TRAIN, VALIDATION, Sweep, read_sweep
 from depthmup_flax.util.errors import InputError, printable
+from depthmup_flax.util.imports import installs
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -99,9 +100,7 @@ def make_report(
         html, notebook = tables.as_pages(data, analysis, pictured)
         drawn = {"report.html": html.encode()} | {name: file for _, files in pictured for name, file in files.items()}
     else:
-        log.warning(
-            'no page and no figures: matplotlib or jinja2 is not installed. Run pip install "depthmup-flax[report]".'
-        )
+        log.warning(f"no page and no figures: matplotlib or jinja2 is not installed. Run {installs('report')}.")
     files = drawn | {"report.json": (json.dumps(data, indent=1) + "\n").encode()}
     with workdirs.claimed(out, workdirs.REPORT, flag="--out") as claim:
         for name, content in files.items():

@@ -48,6 +48,17 @@ def is_equinox(x: object) -> bool:
     return equinox is not None and isinstance(x, equinox.Module)
 
 
+def is_torch(x: object) -> bool:
+    """Whether ``x`` is a torch module. False where torch is not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.nn.Module)
+
+
+def parts_of(path: str) -> list[str]:
+    """``["blocks", "0", "bias"]`` for ``blocks/0/bias`` or torch's ``blocks.0.bias``."""
+    return re.split(r"[/.]", path)
+
+
 class HasInfo(abc.ABC):
     """What may stand for a tree of `ParamInfo`: an audit."""
 
@@ -171,7 +182,7 @@ _PASS = (
 
 def matches(path: str, pattern: str) -> bool:
     """Whether a glob matches a path or its beginning: ``"stem"`` matches ``stem/kernel``."""
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}/*")
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"{pattern}[/.]*")
 
 
 def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
@@ -182,7 +193,7 @@ def frozen_paths(info: InfoTree, patterns: Sequence[str]) -> set[str]:
     frozen = {path for path in paths if any(matches(path, pattern) for pattern in patterns)}
     for pattern in patterns:
         if not any(matches(path, pattern) for path in paths):
-            hint = did_you_mean(pattern, {path.split("/")[0] for path in paths})
+            hint = did_you_mean(pattern, {parts_of(path)[0] for path in paths})
             raise InputError(f"optimizer.frozen has {pattern!r}, which matches no parameter: {hint}")
     if paths and len(frozen) == len(paths):
         raise InputError(f"optimizer.frozen = {tuple(patterns)} freezes every parameter: leave something to train.")
@@ -331,8 +342,9 @@ def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -
                 f"{path!r} carries a factor that is not in the code, so it must start at other values: its root mean "
                 f"square is {carried:.3g}, {size / wanted:.3g} times what the rule wants. Call params = "
                 "dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init, with this rule "
-                "(or of an NNX model nnx.update(model, dm.rescale_init(model, ...))). If an earlier run has trained "
-                "these parameters, pass dm.rescaled_before(audit.info) to the optimizer."
+                "(or of an NNX model nnx.update(model, dm.rescale_init(model, ...)), of a torch module "
+                "dm.rescale_init_(module, base, audit, rule)). If an earlier run has trained "
+                "these parameters, pass dm.rescaled_before(audit.info) to the optimizer or its groups."
             )
 
     map_info(look, info, params)

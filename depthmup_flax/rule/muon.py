@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from depthmup_flax.rule.direction_traits import described
 from depthmup_flax.rule.info_trees import flatten_info, info_of, is_info, map_info
@@ -23,6 +22,7 @@ from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 _PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")  # of optax
+_LEAST_OPTAX = (0, 2, 8)  # the first with these; the package's other optimizers need less
 Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
 
@@ -109,15 +109,24 @@ def orthogonal_direction(
     require_matrices(info)
     momentum = _momentum(beta, nesterov, mu_dtype)
     # Without momentum, so without a state in other shapes than the parameters', which are sharded like them.
-    newton_schulz = scale_by_muon(
-        ns_steps=ns_steps,
+    newton_schulz = _newton_schulz(ns_steps, eps, preconditioning)
+    return optax.chain(momentum, _on_matrices(newton_schulz, info, rule, consistent_rms, place))
+
+
+def _newton_schulz(steps: int, eps: Scalar, preconditioning: str) -> optax.GradientTransformation:
+    """Of optax, on stacks of matrices, without momentum."""
+    if tuple(map(int, optax.__version__.split(".")[:3])) < _LEAST_OPTAX:
+        raise InputError(f"Muon needs optax 0.2.8 or newer, and this is {optax.__version__}: pip install -U optax.")
+    from optax.contrib import MuonDimensionNumbers, scale_by_muon  # late: older versions lack the first
+
+    return scale_by_muon(
+        ns_steps=steps,
         beta=0.0,
         eps=eps,
         nesterov=False,
         preconditioning=preconditioning,
         weight_dimension_numbers=MuonDimensionNumbers(1, 2),
     )
-    return optax.chain(momentum, _on_matrices(newton_schulz, info, rule, consistent_rms, place))
 
 
 def muon_geometry(info: InfoTree) -> ArrayTree:

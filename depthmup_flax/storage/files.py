@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.imports import installs
 from depthmup_flax.util.types import Json
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def as_path(text: str | os.PathLike[str]) -> pathlib.Path:
     typed = os.fspath(text)
     if is_bucket(typed):
         if importlib.util.find_spec("gcsfs") is None:
-            raise InputError(f'workdir {typed!r} needs gcsfs, which is absent: pip install "depthmup-flax[buckets]".')
+            raise InputError(f"workdir {typed!r} needs gcsfs, which is absent: {installs('buckets')}.")
         os.environ.setdefault("EPATH_USE_TF", "false")  # the same client whether or not TensorFlow is installed
         import fsspec
         from etils import epath

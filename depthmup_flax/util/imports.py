@@ -23,6 +23,7 @@ EXTRA_OF = {
     **dict.fromkeys(("PIL", "scipy", "sklearn", "tensorboardX"), "train"),
     **dict.fromkeys(("jinja2", "matplotlib"), "report"),
     "tensorflow_datasets": "tfds",
+    **dict.fromkeys(("torch", "torchax"), "torch"),
     "wandb": "wandb",
 }
 
@@ -43,7 +44,12 @@ def missing(error: ImportError, why: str) -> InputError | None:
     if package not in EXTRA_OF:
         return None
     reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
-    return InputError(f'{why} needs {package}, which {reason}. Run pip install "depthmup-flax[{EXTRA_OF[package]}]".')
+    return InputError(f"{why} needs {package}, which {reason}. Run {installs(EXTRA_OF[package])}.")
+
+
+def installs(extra: str) -> str:
+    """The command that installs an extra; the package is on no index yet."""
+    return f'pip install ".[{extra}]" in a clone of depthmup-flax'
 
 
 def imported_late(package: str) -> Callable[[str], object]:

@@ -86,9 +86,9 @@ def test_the_example_of_the_front_page_runs_and_prints_the_audit(tmp_path):
     done = run_command(example)
     assert done.returncode == 0, done.stderr
     # m = 4, r = 3
-    row = r"Dense_\*/kernel +256x256 +hidden\+branch +1 +1 +3\^-alpha +a 3\^-alpha"
+    row = r"layers/\*/kernel +256x256 +hidden\+branch +1 +1 +3\^-alpha +a 3\^-alpha"
     assert re.search(row, done.stdout), done.stdout
-    assert re.search(r"Dense_\d+/kernel +256x10 +output +1 +1 +1/4 +1/4", done.stdout), done.stdout
+    assert re.search(r"head/kernel +256x10 +output +1 +1 +1/4 +1/4", done.stdout), done.stdout
 
 
 def test_contributors_read_of_every_room_and_every_file_beside_them():

@@ -88,5 +88,5 @@ def test_a_tfds_set_that_is_not_prepared_gives_the_command_that_prepares_it(tfds
 def test_absent_tfds_names_the_extras_and_the_command_that_prepares_the_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     message = error(load, name="tfds:cifar10")
-    assert 'pip install "depthmup-flax[tfds]"' in message
+    assert 'pip install ".[tfds]"' in message
     assert "tfds build cifar10 --file_format=array_record" in message

@@ -43,7 +43,7 @@ def _raises(exception):
 @pytest.mark.parametrize(
     ("name", "exception", "says"),
     [
-        ("v5e:2x2", RuntimeError("JAX TPU support not installed"), 'pip install "depthmup-flax[plan]"'),
+        ("v5e:2x2", RuntimeError("JAX TPU support not installed"), 'pip install ".[plan]"'),
         ("v5e:3x3", jax.errors.JaxRuntimeError('INVALID_ARGUMENT: "v5e:3x3" is odd\nat line 3'), '("v5e:3x3" is odd)'),
     ],
 )

@@ -199,3 +199,11 @@ def test_bad_geometries_are_named(call, sentence):
     with pytest.raises(dm.InputError) as error:
         call()
     assert sentence in str(error.value)
+
+
+def test_muon_says_which_optax_it_needs(monkeypatch):
+    _, info = gpt()
+    monkeypatch.setattr(optax, "__version__", "0.2.6")
+    with pytest.raises(dm.InputError, match=r"optax 0\.2\.8"):
+        dm.muon(1e-3, info, RULE)
+    dm.adamw(1e-3, info, RULE)

@@ -19,6 +19,9 @@ from depthmup_flax.rule.directions import direction
 from depthmup_flax.rule.optimizer import clip_by_global_rms, depthmup
 from depthmup_flax.rule.parametrization import PRESETS, ParamInfo, Role
 
+_IS_OLD = tuple(map(int, optax.__version__.split(".")[:3])) < (0, 2, 8)
+NEEDS_MUON = pytest.mark.skipif(_IS_OLD, reason="Muon needs optax 0.2.8")
+
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (32, 24))
 Y = jax.random.randint(jax.random.key(2), (32,), 0, 10)
@@ -445,7 +448,7 @@ TREE_PARAMS = {"stem": {"kernel": PARAMS["stem"]}, "blocks": {"kernel": jnp.eye(
 TREE_GRADS = [jax.tree.map(lambda p, s=s: s * p + 0.3, TREE_PARAMS) for s in (0.1, -0.05, 0.2)]
 
 
-@pytest.mark.parametrize(("name", "decay"), [("adamw", 0.1), ("muon", 0.0)])
+@pytest.mark.parametrize(("name", "decay"), [("adamw", 0.1), pytest.param("muon", 0.0, marks=NEEDS_MUON)])
 def test_prefixes_of_the_tree_label_and_mask_as_whole_trees_do(name, decay):
     ours = functools.partial(getattr(dm, name), 0.1, TREE_INFO, RULE, weight_decay=decay)
     whole = jax.tree_util.tree_map_with_path(lambda path, _: path[0].key, TREE_PARAMS)
@@ -474,7 +477,7 @@ def test_a_tree_of_another_structure_is_named_by_its_path(params, named):
     assert named in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muonh"])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("muonh", marks=NEEDS_MUON)])
 def test_a_part_of_the_parameters_in_other_containers_is_updated_as_in_the_whole(name):
     ours = getattr(dm, name)(0.1, TREE_INFO, RULE)
     part = lambda tree: {"blocks": nnx.State({key: nnx.Param(value) for key, value in tree["blocks"].items()})}
