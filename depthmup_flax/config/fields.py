@@ -185,8 +185,9 @@ _PERIODS = ("steps", "average_steps", "eval_every", "checkpoint_every")
 _WHOLE = {"below": 2**31, "whole": True}
 # Fields, and the numbers that they take, as arguments of `require_number`.
 _RANGES: Sequence[tuple[Sequence[str], Mapping[str, Any]]] = (
-    (("seed", "model.base_width", "model.base_depth"), {"least": 0, **_WHOLE}),
-    (["model.width", "model.depth", *(f"train.{name}" for name in _COUNTS)], {"least": 1, **_WHOLE}),
+    # A model refuses 0 itself, and says of which runs of a sweep.
+    (["seed", *(f"model.{size}" for size in _SIZES)], {"least": 0, **_WHOLE}),
+    ([f"train.{name}" for name in _COUNTS], {"least": 1, **_WHOLE}),
     (["optimizer.warmup_steps", *(f"train.{name}" for name in _PERIODS)], {"least": 0, **_WHOLE}),
     (("train.epochs", "optimizer.weight_decay", "optimizer.clip_rms"), {"least": 0}),
     (("train.ema_decay", "label_smoothing"), {"least": 0, "below": 1}),

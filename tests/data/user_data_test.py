@@ -274,7 +274,7 @@ def test_wrong_results_are_one_sentence_that_names_the_function_and_the_part(giv
         ([bad_record(i) for i in range(9)], lambda s: s.read(np.arange(9)), "train[5]"),
         ([{"x": 1}, {"y": 1}], lambda s: s.read(np.arange(2)), "train[1]"),
         (changes, lambda s: s.batch(1, 1), "train(1)[1]"),
-        (shrinks, lambda s: s.batch(1, 1), "batch_size is 7"),
+        (shrinks, lambda s: s.batch(1, 1), "has 7 examples"),
         (ends, lambda s: s.batch(1, 1), "after 1 batches"),
         (batches_of, lambda s: data.steps_of_epoch(s, 16), "train.batch_size is 16"),
         (batches_of, lambda s: data.train_batch(s, 0, 0, 4), "train.batch_size is 4"),

@@ -52,6 +52,7 @@ _GIVEN = ("learning_rate", "info", "rule")
 _OPTIONS = ("weight_decay", "decay_width_exponent", "clip_rms")
 # Optimizers that need to know the parameters.
 _OF_MATRICES: dict[str, Callable[..., optax.GradientTransformation]] = {"muon": muon, "adamh": adamh, "muonh": muonh}
+OF_NORMS = ("adamh", "muonh")  # whose matrices keep the norm with which they start
 
 
 def optimizer_kwargs(config: ConfigDict) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import default_config, field_paths, get_field, make_parametrization, validate
@@ -16,10 +17,11 @@ from depthmup_flax.data.registry import find_source
 from depthmup_flax.data.user_data import UserDataset
 from depthmup_flax.models import MODELS, create_model
 from depthmup_flax.networks.import_paths import is_import_path
+from depthmup_flax.rule.direction_traits import require_norms
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import Geometry, Parametrization
 from depthmup_flax.storage.sweep_records import CONTINUOUS
-from depthmup_flax.trainer.engine.config_optimizer import require_optimizer
+from depthmup_flax.trainer.engine.config_optimizer import OF_NORMS, require_optimizer
 from depthmup_flax.trainer.engine.device_batches import abstract_batch
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.network import ConfigNetwork
@@ -54,6 +56,8 @@ def build(config: ConfigDict, *, load: Callable[[ConfigDict], Dataset] = load) -
     require_followed(network, rule, config)
     experiment = Experiment(**described, work=network)
     _require_step(experiment, network)
+    if config.optimizer.name in OF_NORMS:
+        _require_norms(network)
     return experiment
 
 
@@ -134,6 +138,13 @@ def _require_step(experiment: Experiment, network: NetworkTraining) -> None:
         outputs = network.made.outputs(network.example)
         tokens = is_ours and dataset.input_kind == "tokens"
         dataset.require_labels(jax.tree.leaves(outputs)[0].shape[-1], tokens=tokens)
+
+
+def _require_norms(network: NetworkTraining) -> None:
+    """Matrices that keep their norm do not start at zero: such a run is not a number from its first step on."""
+    inputs = jax.tree.map(jnp.zeros_like, network.example)
+    params, _ = jax.jit(network.functions(network.rule).init)(jax.random.key(0), inputs)
+    require_norms(network.info, params, dict.fromkeys(flatten_info(network.info), Geometry.NORM_MATCHED))
 
 
 def _steps(train: ConfigDict, dataset: Dataset) -> dict[str, Any]:

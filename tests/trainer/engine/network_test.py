@@ -204,3 +204,17 @@ def test_a_part_of_the_rules_factor_in_the_code_is_refused_as_no_parameter_carri
     run.model.update(width=16, base_width=8, depth=8, base_depth=2)
     with pytest.raises(InputError, match="a part of the rule's"):
         build(run)
+
+
+@pytest.mark.parametrize("optimizer", ["adamh", "muonh"])
+def test_queries_that_start_at_zero_are_refused_where_updates_keep_a_norm(optimizer, tmp_path):
+    (tmp_path / "text.txt").write_text("abcdefghij" * 200)
+    run = default_config("gpt")
+    run.model.update(width=16, depth=2, num_heads=2)
+    run.data.update(name=f"text:{tmp_path / 'text.txt'}", context=8)
+    run.train.update(steps=3, batch_size=4)
+    run.optimizer.name = optimizer
+    with pytest.raises(InputError, match=r"query.*starts at zero"):
+        build(run)
+    run.model.qk_norm = True
+    build(run)
