@@ -16,12 +16,13 @@ import logging
 import os
 import pathlib
 import shutil
+import types
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from depthmup_flax.util.errors import InputError, RunStopped
+from depthmup_flax.util.errors import InputError, RunStopped, shown
 from depthmup_flax.util.imports import installs
 from depthmup_flax.util.types import Json
 
@@ -124,11 +125,46 @@ def json_object(text: str) -> Json:
 
 
 def from_fields(cls: type[T], fields: Json, path: pathlib.Path) -> T:
-    """A dataclass from a file; `TypeError` if it lacks a field. Fields of a later version cause one warning."""
-    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if unknown := sorted(fields.keys() - names):
+    """A dataclass from a file; `TypeError` that names a field which is missing, or of another type than annotated.
+
+    Fields of a later version cause one warning.
+    """
+    annotations = _types_of(cls)
+    if unknown := sorted(fields.keys() - annotations.keys()):
         _ignored(path, ", ".join(unknown))
-    return cls(**{name: value for name, value in fields.items() if name in names})
+    known = {name: value for name, value in fields.items() if name in annotations}
+    for name, value in known.items():
+        if not _is_of(value, annotations[name]):
+            raise TypeError(f"its {name} is {shown(value)}, which is no {_name_of(annotations[name])}")
+    return cls(**known)
+
+
+@functools.cache
+def _types_of(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _is_of(value: Any, annotation: Any) -> bool:
+    """Whether a value of JSON, or a part of a dataclass, is of an annotated type; whole numbers are floats, too."""
+    if annotation is Any:
+        return True
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (types.UnionType, Union):
+        return any(_is_of(value, one) for one in arguments)
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, (list, tuple)) and all(_is_of(part, arguments[0]) for part in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(_is_of(part, arguments[1]) for part in value.values())
+    if annotation in (int, float):
+        return isinstance(value, (int, annotation)) and not isinstance(value, bool)
+    return isinstance(value, annotation)
+
+
+def _name_of(annotation: Any) -> str:
+    """An annotation in a sentence: ``int``, ``float | None``, ``list[float]``."""
+    plain = isinstance(annotation, type) and get_origin(annotation) is None
+    return annotation.__name__ if plain else str(annotation).replace("typing.", "")
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Any
 
 from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
 from depthmup_flax.storage.run_hash import differences, run_differences, run_hash_at
-from depthmup_flax.util.errors import InputError, listed
+from depthmup_flax.util.errors import InputError, listed, shown
 from depthmup_flax.util.types import Json
 
 COMPLETED, DIVERGED = "completed", "diverged"
@@ -198,7 +198,11 @@ def read_info(directory: pathlib.Path) -> SweepInfo:
     if not path.exists():
         raise InputError(f"{str(directory)!r} holds no sweep: name the workdir of a sweep.")
     with reading(path, "use another directory"):
-        return from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
+        info = from_fields(SweepInfo, json_object(path.read_text(encoding="utf-8")), path)
+        for name in _SECTIONS & info.base.keys():
+            if not isinstance(info.base[name], dict):
+                raise TypeError(f"its base.{name} is {shown(info.base[name])}, which is no section")
+        return info
 
 
 def info_to_json(info: SweepInfo) -> str:
@@ -214,6 +218,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
     return list(firsts.values())
 
 
+_SECTIONS = {"model", "optimizer", "train", "parametrization", "data", "hyper", "mesh"}  # of a base config
 _NESTED = ("point", "test_metrics", "versions", "course")
 _OWN = {field.name for field in dataclasses.fields(Record)} - set(_NESTED)
 

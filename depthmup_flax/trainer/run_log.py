@@ -11,6 +11,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from depthmup_flax.storage.files import is_bucket, json_object, read_json, read_
 from depthmup_flax.storage.sweep_records import TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.util import progress
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -241,19 +243,28 @@ def _accuracy(value: float | None, before: str) -> str:
     return "" if value is None else f"{before} acc {value:.1%}"
 
 
-def _row(line: str) -> Json | None:
-    """The row of a line; ``None`` for one that a crash has cut off."""
-    try:
-        return json_object(line)
-    except ValueError:
-        return None
+def _is_metric(value: object) -> bool:
+    """Whether a value is a number that fits into a float, or ``None``."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value is None or (is_number and not abs(value) > sys.float_info.max)  # type: ignore[arg-type]
+
+
+def _rows(path: pathlib.Path) -> Iterator[tuple[str, Json]]:
+    """Lines and their rows, without those that a crash has cut off; `InputError` for one that no run has written."""
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            row = json_object(line)
+        except ValueError:
+            continue
+        whole = isinstance(row.get("step"), int)
+        if not whole or not all(map(_is_metric, row.values())):
+            raise InputError(f"{path}, line {number} is no row of metrics: delete it.")
+        yield line, row
 
 
 def _drop_rows_after(path: pathlib.Path, step: int, evaluated: bool) -> None:
     rows = []
-    for line in read_lines(path):
-        if (row := _row(line)) is None:
-            continue
+    for line, row in _rows(path):
         of_evaluation = any(f"{split}_loss" in row for split in (TEST, VALIDATION))
         incomplete = row["step"] == step and of_evaluation and not evaluated
         if row["step"] <= step and not incomplete:
@@ -268,9 +279,8 @@ def read_metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
     without a file there are no rows.
     """
     rows: dict[int, dict[str, float | None]] = {}
-    for line in read_lines(path) if path.exists() else []:
-        if (row := _row(line)) is not None:
-            rows.setdefault(row.pop("step"), {}).update(row)
+    for _, row in _rows(path) if path.exists() else ():
+        rows.setdefault(row.pop("step"), {}).update(row)
     names = dict.fromkeys(name for row in rows.values() for name in row)
     steps = sorted(rows)
     columns = {name: np.array([rows[step].get(name) for step in steps], np.float64) for name in names}

@@ -101,6 +101,49 @@ def test_reading_records_and_reports_imports_neither_jax_nor_flax():
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 
+WRONG_VALUES = (None, "x", True, [], {}, -1.5, [None], {"a": [1]})
+
+
+def refusal(directory):
+    """The sentence with which a sweep is refused, or ""; another error is one of the test."""
+    try:
+        read_sweep([directory])
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_damaged_field_of_a_record_is_one_sentence_that_names_it(tmp_path):
+    """For every field and every wrong value: refused with the line and the field, or harmless; never another error."""
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES, "seed": (0,)}))
+    path = directory / "records.jsonl"
+    first, *others = path.read_text().splitlines()
+    sentences = {}
+    for name in json.loads(first):
+        for value in WRONG_VALUES:
+            path.write_text("\n".join([json.dumps({**json.loads(first), name: value}), *others]) + "\n")
+            sentences[name, str(value)] = refusal(directory)
+    refused = {case: sentence for case, sentence in sentences.items() if sentence}
+    assert len(refused) > 100
+    assert [case for case, sentence in refused.items() if "line 1" not in sentence or case[0] not in sentence] == []
+
+
+def test_a_damaged_field_of_a_sweep_is_one_sentence_that_names_it(tmp_path):
+    directory = write(tmp_path / "sweep", sweep_of(parabola, {"model.depth": (4, 8), X: RATES, "seed": (0,)}))
+    path = directory / "sweep.json"
+    whole = json.loads(path.read_text())
+    sentences = {}
+    for value in ("x", 3, [], None):
+        damaged = {name: {**whole, name: value} for name in whole}
+        damaged |= {name: {**whole, "base": {**whole["base"], name: value}} for name in ("model", "train", "optimizer")}
+        for name, content in damaged.items():
+            path.write_text(json.dumps(content))
+            sentences[name, str(value)] = refusal(directory)
+    refused = {case: sentence for case, sentence in sentences.items() if sentence}
+    assert len(refused) > 20
+    assert [(case, sentence) for case, sentence in refused.items() if case[0] not in sentence] == []
+
+
 def test_a_short_name_belongs_to_one_axis_and_to_no_field_of_a_record():
     paths = ["optimizer.learning_rate", "model.eps", "optimizer.kwargs.eps", "hyper.steps"]
     assert list(short_names(paths).values()) == ["learning_rate", "model.eps", "optimizer.kwargs.eps", "hyper.steps"]

@@ -9,6 +9,8 @@ from small_runs import config
 
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.trainer.run_log import read_metrics
+from depthmup_flax.util.errors import InputError
 
 
 def test_every_row_has_the_learning_rate_of_its_step(tmp_path):
@@ -29,3 +31,15 @@ def test_products_of_our_networks_are_exact_unless_a_precision_is_asked_for(fiel
     arguments = experiment.step_shapes()
     jaxpr = str(jax.make_jaxpr(experiment.step({}))(*arguments))
     assert set(re.findall(r"precision=(.*)", jaxpr)) == {f"(Precision.{written}, Precision.{written})"}
+
+
+@pytest.mark.parametrize(
+    "row", ["{}", '{"step": "3"}', '{"step": 3, "train_loss": "x"}', '{"step": 3, "train_loss": [1]}', '{"step": null}']
+)
+def test_a_row_that_no_run_has_written_is_refused_with_its_line(row, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train_loss": 2.0}\n' + row + '\n{"step": 4, "tr')
+    with pytest.raises(InputError, match="line 2"):
+        read_metrics(path)
+    path.write_text('{"step": 1, "train_loss": 2.0}\n{"step": 4, "tr')  # cut off by a crash
+    assert read_metrics(path)["step"].tolist() == [1]
