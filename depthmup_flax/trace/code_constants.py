@@ -1,0 +1,168 @@
+"""The numbers that the code of a forward pass multiplies with, and the same of another model.
+
+Both models are made by the same code, so an expression of one is the same expression of the other,
+whatever multiplies with it and wherever it stands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Collection, Hashable, Sequence
+from typing import TypeAlias
+
+from jax.extend import core
+
+from depthmup_flax.trace import tracing
+from depthmup_flax.trace.axes import contracted_size, summed_size
+from depthmup_flax.trace.facts import Traced
+from depthmup_flax.trace.factors import transform_factor
+from depthmup_flax.trace.graph import CONST, PARAM, Node
+from depthmup_flax.trace.kinds import ACTIVATION
+from depthmup_flax.util.primitives import MOVES, SCALES
+
+_Key: TypeAlias = Hashable  # an expression of the code
+_Frame: TypeAlias = tuple[types.CodeType, int]
+
+
+def code_ratios(facts: Traced, base: Traced, judged: Collection[int]) -> dict[int, float]:
+    """Node -> the number that the base model's code has there, over the model's; none of 1.
+
+    A sum over n entries is multiplied by n, so a mean by 1. Products of two activations are sums,
+    too, but for those that are ``judged`` elsewhere.
+    """
+    numbers = _numbers(facts)
+    base_numbers = _numbers(base)
+    by_place: dict[_Key, list[float]] = {}
+    for i, number in base_numbers.items():
+        for key in _keys(base.graph.nodes[i]):
+            by_place.setdefault(key, []).append(number)
+    alike: dict[_Key, list[int]] = {}
+    for i in numbers:
+        known = [key for key in _keys(facts.graph.nodes[i]) if key in by_place]
+        alike.setdefault(known[0] if known else (), []).append(i)
+    result: dict[int, float] = {}
+    for key, nodes in alike.items():
+        of_base = by_place.get(key, [1.0])
+        for n, i in enumerate(nodes):
+            ratio = _counterpart(n, len(nodes), of_base) / numbers[i]
+            if i not in judged and not math.isclose(ratio, 1.0, rel_tol=1e-5):
+                result[i] = ratio
+    return result
+
+
+def _counterpart(n: int, count: int, of_base: Sequence[float]) -> float:
+    """The base model's number for the n-th of several, which may be those of more layers."""
+    if count == len(of_base):
+        return of_base[n]
+    place = n * (len(of_base) - 1) / max(count - 1, 1)
+    return of_base[round(place)]
+
+
+def _numbers(facts: Traced) -> dict[int, float]:
+    """Node -> the number that it multiplies an array with, which is neither zero nor infinite."""
+    graph = facts.graph
+    needed = graph.needed()
+    result: dict[int, float] = {}
+    for i, node in enumerate(graph.nodes):
+        if needed[i] and facts.kinds[i] in (ACTIVATION, PARAM):
+            number = _number(facts, i, node)
+            if number and math.isfinite(number):
+                result[i] = abs(number)
+    return result
+
+
+def _number(facts: Traced, i: int, node: Node) -> float | None:
+    if node.op == "reduce_sum":
+        return _of_a_sum(facts, i, node)
+    if node.op == "fft":
+        return transform_factor(node)
+    if node.op == "dot_general":
+        return _of_a_score(facts, i, node)
+    factors = [_factor(facts, j) for j in node.inputs]
+    if node.op in ("select_n", "cond") and len(factors) == 3 and factors[0] is not None:
+        return _of_choice(facts, node, factors[0])
+    if node.op not in SCALES:
+        return None
+    left, right = factors
+    number = right if left is None else left
+    if node.op == "div" and right:
+        number = 1 / right
+    return None if number and _is_mean_of_weights(facts, i, node, number) else number
+
+
+def _of_a_sum(facts: Traced, i: int, node: Node) -> float | None:
+    """Over how many entries it is; ``None`` of a softmax, a mean by its weights, or of weights.
+
+    A norm of weights has the size that it should have.
+    """
+    summed = node.inputs[0]
+    is_softmax = facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed)
+    if is_softmax or facts.kinds[i] == PARAM:
+        return None
+    return summed_size(facts.graph.nodes[summed], node)
+
+
+def _of_a_score(facts: Traced, i: int, node: Node) -> float | None:
+    """Over how many entries a product of two activations sums."""
+    if _has_softmax(facts, i) or any(facts.kinds[j] != ACTIVATION for j in node.inputs):
+        return None
+    return float(contracted_size(facts.graph, node))
+
+
+def _has_softmax(facts: Traced, i: int) -> bool:
+    """Whether a softmax makes one side of a product of two activations."""
+    reading = facts.reading
+    inner = reading.factors.deep(reading.factors.parts.get(i, {}))
+    reads = [reading.norms.reads[j] for j in inner if j in reading.norms.reads]
+    return any(facts.graph.nodes[j].op == "exp" for j in reads)
+
+
+def _is_mean_of_weights(facts: Traced, i: int, node: Node, number: float) -> bool:
+    """Whether a sum of weights is divided by the number of its entries."""
+    nodes = facts.graph.nodes
+    k = node.inputs[0]
+    while nodes[k].op in MOVES:
+        k = nodes[k].inputs[0]
+    if facts.kinds[i] != PARAM or nodes[k].op != "reduce_sum":
+        return False
+    return math.isclose(number * summed_size(nodes[nodes[k].inputs[0]], nodes[k]), 1.0, rel_tol=1e-5)
+
+
+def _of_choice(facts: Traced, node: Node, rate: float) -> float | None:
+    """Of an array where a random mask says so, and a number elsewhere."""
+    _, below, above = (facts.kinds[j] == ACTIVATION for j in node.inputs)
+    if below == above:
+        return None
+    return rate if above else 1 - rate
+
+
+def _factor(facts: Traced, i: int) -> float | None:
+    """The number that a constant is, or the rate of a random mask; ``None`` of other arrays."""
+    return facts.reading.factors.of_param.get(i) if facts.kinds[i] == CONST else None
+
+
+def _keys(node: Node) -> list[_Key]:
+    """The expression with all calls around it; the same with the innermost one alone.
+
+    A function that JAX has traced before does not know who called it.
+    """
+    stacks = [_frames(eqn) for eqn in node.params.get("callers", ())]
+    innermost = [next((f for f in stack if not _OF_JAX.search(f[0].co_filename)), None) for stack in stacks]
+    return [(node.op, tuple(stacks)), (node.op, tuple(innermost))]
+
+
+def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:
+    """Who made an equation, up to who traced it."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ()
+    codes, places = traceback.raw_frames()
+    end = codes.index(_TRACED) if _TRACED in codes else len(codes)
+    return tuple(zip(codes[:end], places[:end], strict=True))
+
+
+_TRACED = tracing.trace.__code__
+# What all operations have in common.
+_OF_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]((interpreters|lax|numpy)[/\\])?[^/\\]*$")
