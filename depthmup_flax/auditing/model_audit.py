@@ -25,7 +25,7 @@ from depthmup_flax.auditing.comparison import (
 )
 from depthmup_flax.auditing.counterparts import width_ratio
 from depthmup_flax.auditing.depth_ratios import DepthRatios, depth_ratios, is_absolute, of_layers
-from depthmup_flax.auditing.evaluated_network import TOLERANCE, difference, unlike_outputs
+from depthmup_flax.auditing.evaluated_network import as_finding, unlike_outputs
 from depthmup_flax.auditing.findings import all_findings
 from depthmup_flax.auditing.given_model import Model, Output, as_model
 from depthmup_flax.auditing.matching import MatchedModels, matched_models
@@ -348,11 +348,12 @@ def _evaluated(verdict: Audit, compared: Comparison, carried: CarriedFactors | N
     if not verdict.ok:
         return verdict
     infos = {row.path: row.info for row in verdict.rows if row.info is not None}
+    carries_multiplier = carried is not None and carried.multiplier
     try:
-        error = difference(compared, infos, carries_multiplier=bool(carried and carried.multiplier))
+        unlike = unlike_outputs(compared, infos, carries_multiplier=carries_multiplier)
     except NotEvaluated as reason:
         note = f"outputs were not compared, as {reason}: the traces alone say that it is ok."
         return dataclasses.replace(verdict, notes=(*verdict.notes, note))
-    if error < TOLERANCE:
+    if unlike is None:
         return verdict
-    return dataclasses.replace(verdict, not_judged=(unlike_outputs(compared, error),))
+    return dataclasses.replace(verdict, not_judged=(as_finding(compared, unlike),))

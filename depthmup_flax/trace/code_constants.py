@@ -6,6 +6,7 @@ whatever multiplies with it and wherever it stands.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import types
@@ -26,29 +27,36 @@ _Key: TypeAlias = Hashable  # an expression of the code
 _Frame: TypeAlias = tuple[types.CodeType, int]
 
 
-def code_ratios(facts: Traced, base: Traced, judged: Collection[int]) -> dict[int, float]:
-    """Node -> the number that the base model's code has there, over the model's; none of 1.
+@dataclasses.dataclass(frozen=True)
+class CodeNumber:
+    """A number that the code multiplies an array with, and that of the base model's code."""
 
-    A sum over n entries is multiplied by n, so a mean by 1. Products of two activations are sums,
-    too, but for those that are ``judged`` elsewhere.
+    node: int
+    number: float
+    base: float
+
+
+def code_numbers(facts: Traced, base: Traced, judged: Collection[int]) -> list[CodeNumber]:
+    """The numbers that differ, but for products that are ``judged`` elsewhere.
+
+    A sum over n entries multiplies by n, so a mean by 1; so does a product of two activations.
     """
     numbers = _numbers(facts)
-    base_numbers = _numbers(base)
     by_place: dict[_Key, list[float]] = {}
-    for i, number in base_numbers.items():
+    for i, number in _numbers(base).items():
         for key in _keys(base.graph.nodes[i]):
             by_place.setdefault(key, []).append(number)
     alike: dict[_Key, list[int]] = {}
     for i in numbers:
         known = [key for key in _keys(facts.graph.nodes[i]) if key in by_place]
         alike.setdefault(known[0] if known else (), []).append(i)
-    result: dict[int, float] = {}
+    result = []
     for key, nodes in alike.items():
         of_base = by_place.get(key, [1.0])
         for n, i in enumerate(nodes):
-            ratio = _counterpart(n, len(nodes), of_base) / numbers[i]
-            if i not in judged and not math.isclose(ratio, 1.0, rel_tol=1e-5):
-                result[i] = ratio
+            number = _counterpart(n, len(nodes), of_base)
+            if i not in judged and not math.isclose(number, numbers[i], rel_tol=1e-5):
+                result.append(CodeNumber(i, numbers[i], number))
     return result
 
 
