@@ -175,9 +175,9 @@ def _distance(found: np.ndarray, right: np.ndarray) -> float:
 def _tolerance(graph: Graph) -> float:
     """How much rounding may change."""
     for node in graph.nodes:
-        if node.op in (PARAM, INPUT) and jnp.issubdtype(node.params["dtype"], jnp.floating):
-            if jnp.finfo(node.params["dtype"]).bits <= 16:
-                return _TOLERANCE_OF_16_BITS
+        dtype = node.params.get("new_dtype", node.params.get("dtype", jnp.float32))
+        if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 16:
+            return _TOLERANCE_OF_16_BITS
     return _TOLERANCE
 
 

@@ -21,7 +21,7 @@ from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.factors import transform_factor
 from depthmup_flax.trace.graph import CONST, PARAM, Node
 from depthmup_flax.trace.kinds import ACTIVATION
-from depthmup_flax.util.primitives import MOVES, SCALES
+from depthmup_flax.util.primitives import SCALES
 
 _Key: TypeAlias = Hashable  # an expression of the code
 _Frame: TypeAlias = tuple[types.CodeType, int]
@@ -69,12 +69,21 @@ def _counterpart(n: int, count: int, of_base: Sequence[float]) -> float:
 
 
 def _numbers(facts: Traced) -> dict[int, float]:
-    """Node -> the number that it multiplies an array with, which is neither zero nor infinite."""
+    """Node -> the number that it multiplies an array with, which is neither zero nor infinite.
+
+    None in weights that are normalized, as by their variance: these have the size that they should
+    have.
+    """
     graph = facts.graph
     needed = graph.needed()
+    normalized: set[int] = set()
     result: dict[int, float] = {}
     for i, node in enumerate(graph.nodes):
-        if needed[i] and facts.kinds[i] in (ACTIVATION, PARAM):
+        if facts.kinds[i] == PARAM and (
+            node.op == "reduce_sum" or not normalized.isdisjoint(node.inputs)
+        ):
+            normalized.add(i)
+        elif needed[i] and facts.kinds[i] in (ACTIVATION, PARAM):
             number = _number(facts, i, node)
             if number and math.isfinite(number):
                 result[i] = abs(number)
@@ -97,17 +106,13 @@ def _number(facts: Traced, i: int, node: Node) -> float | None:
     number = right if left is None else left
     if node.op == "div" and right:
         number = 1 / right
-    return None if number and _is_mean_of_weights(facts, i, node, number) else number
+    return number
 
 
 def _of_a_sum(facts: Traced, i: int, node: Node) -> float | None:
-    """Over how many entries it is; ``None`` of a softmax, a mean by its weights, or of weights.
-
-    A norm of weights has the size that it should have.
-    """
+    """Over how many entries it is; ``None`` of a softmax, or of a mean by its weights."""
     summed = node.inputs[0]
-    is_softmax = facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed)
-    if is_softmax or facts.kinds[i] == PARAM:
+    if facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed):
         return None
     return summed_size(facts.graph.nodes[summed], node)
 
@@ -125,17 +130,6 @@ def _has_softmax(facts: Traced, i: int) -> bool:
     inner = reading.factors.deep(reading.factors.parts.get(i, {}))
     reads = [reading.norms.reads[j] for j in inner if j in reading.norms.reads]
     return any(facts.graph.nodes[j].op == "exp" for j in reads)
-
-
-def _is_mean_of_weights(facts: Traced, i: int, node: Node, number: float) -> bool:
-    """Whether a sum of weights is divided by the number of its entries."""
-    nodes = facts.graph.nodes
-    k = node.inputs[0]
-    while nodes[k].op in MOVES:
-        k = nodes[k].inputs[0]
-    if facts.kinds[i] != PARAM or nodes[k].op != "reduce_sum":
-        return False
-    return math.isclose(number * summed_size(nodes[nodes[k].inputs[0]], nodes[k]), 1.0, rel_tol=1e-5)
 
 
 def _of_choice(facts: Traced, node: Node, rate: float) -> float | None:
