@@ -7,6 +7,7 @@ whatever multiplies with it and wherever it stands.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -151,8 +152,8 @@ def _keys(node: Node) -> list[_Key]:
     A function that JAX has traced before does not know who called it.
     """
     stacks = [_frames(eqn) for eqn in node.params.get("callers", ())]
-    innermost = [next((f for f in stack if not _OF_JAX.search(f[0].co_filename)), None) for stack in stacks]
-    return [(node.op, tuple(stacks)), (node.op, tuple(innermost))]
+    innermost = tuple(map(_innermost, stacks))
+    return [(node.op, tuple(stacks)), (node.op, innermost)]
 
 
 def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:
@@ -163,6 +164,16 @@ def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:
     codes, places = traceback.raw_frames()
     end = codes.index(_TRACED) if _TRACED in codes else len(codes)
     return tuple(zip(codes[:end], places[:end], strict=True))
+
+
+def _innermost(stack: Sequence[_Frame]) -> _Frame | None:
+    """The innermost frame that is not of all operations."""
+    return next((frame for frame in stack if not _is_of_jax(frame[0].co_filename)), None)
+
+
+@functools.cache
+def _is_of_jax(file: str) -> bool:
+    return bool(_OF_JAX.search(file))
 
 
 _TRACED = tracing.trace.__code__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,7 +59,9 @@ def evaluate(
       NotEvaluated: an operation cannot be computed here, as a kernel of another machine.
     """
     values = dict(given)
-    _Evaluator(graph, graph.needed(), factors, _stacked(graph), values).run(0, len(graph.nodes), 0)
+    multiplied = {i for i, _ in factors}
+    evaluator = _Evaluator(graph, graph.needed(), factors, multiplied, _stacked(graph), values)
+    evaluator.run(0, len(graph.nodes), 0)
     return _times(values[graph.output], factors.get((graph.output, -1), 1.0))
 
 
@@ -83,6 +85,7 @@ class _Evaluator:
     graph: Graph
     needed: Sequence[bool]
     factors: Mapping[Place, float]
+    multiplied: Collection[int]  # arrays with factors
     stacked: Mapping[int, Sequence[int]]
     values: dict[int, Array]
     # Of an equation with several results, those of the last one that was computed.
@@ -141,6 +144,8 @@ class _Evaluator:
                 self.values[i] = np.stack(in_order)
 
     def _read(self, i: int, reader: int) -> Array:
+        if i not in self.multiplied:
+            return self.values[i]
         factor = self.factors.get((i, -1), 1.0) * self.factors.get((i, reader), 1.0)
         return _times(self.values[i], factor)
 
