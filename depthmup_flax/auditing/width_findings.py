@@ -14,6 +14,7 @@ from depthmup_flax.auditing.relative_factors import close, ratio_of
 from depthmup_flax.auditing.score_factors import ScoreFactors
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.groups import grouped
 
 TWICE = "readout_scaled_twice"
@@ -95,9 +96,10 @@ def embeddings(compared: Comparison) -> list[Finding]:
         factor = compared.products.around(path)
         if factor is None or close(factor, 1):
             continue
-        if info.role is Role.INPUT or _is_row(compared, path, info):
+        is_inside = all(use.kind == PRODUCT and not use.first for use in compared.facts.uses[path])
+        if _is_row(compared, path, info) or (info.role is Role.INPUT and not is_inside):
             result.append(_embedding(compared, path, info, factor))
-        elif info.role is Role.HIDDEN:
+        elif info.role in (Role.HIDDEN, Role.INPUT):
             result.append(_scaled_hidden(compared, (path,), factor))
     return result
 
