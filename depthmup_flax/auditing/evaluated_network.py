@@ -112,6 +112,9 @@ def _wanted(
         if compared.is_absolute and in_code:  # the base model's code has it, too
             factor = factor.over(in_code)
         result[branch.end, branch.node] = float(factor.under(rule))
+    for entry in compared.inner_branches.of_node.values():  # a step inside of a step, as of an ODE
+        if any(close(entry.factor, of_branch) for of_branch in compared.wanted.values()):
+            result[entry.branch.end, entry.branch.node] = entry.factor or 1.0
     for path, wanted in _readouts(compared).items():
         for use in facts.uses[path]:
             if use.kind == PRODUCT and not use.first:

@@ -20,9 +20,10 @@ from depthmup_flax.trace import tracing
 from depthmup_flax.trace.axes import contracted_size, summed_size
 from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.factors import transform_factor
-from depthmup_flax.trace.graph import CONST, PARAM, Node
+from depthmup_flax.trace.graph import CONST, PARAM, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
-from depthmup_flax.util.primitives import SCALES
+from depthmup_flax.trace.uses import PRODUCT
+from depthmup_flax.util.primitives import RAISED, SCALES
 
 _Key: TypeAlias = Hashable  # an expression of the code
 _Frame: TypeAlias = tuple[types.CodeType, int]
@@ -77,18 +78,38 @@ def _numbers(facts: Traced) -> dict[int, float]:
     """
     graph = facts.graph
     needed = graph.needed()
+    of_examples = _normalized_weights_of_examples(facts)
     normalized: set[int] = set()
     result: dict[int, float] = {}
     for i, node in enumerate(graph.nodes):
-        if facts.kinds[i] == PARAM and (
-            node.op == "reduce_sum" or not normalized.isdisjoint(node.inputs)
-        ):
+        is_sum = node.op == "reduce_sum"
+        if facts.kinds[i] == PARAM and (is_sum or not normalized.isdisjoint(node.inputs)):
             normalized.add(i)
+        elif is_sum and _squared(graph, node.inputs[0]) in of_examples:
+            continue
         elif needed[i] and facts.kinds[i] in (ACTIVATION, PARAM):
             number = _number(facts, i, node)
             if number and math.isfinite(number):
                 result[i] = abs(number)
     return result
+
+
+def _normalized_weights_of_examples(facts: Traced) -> set[int]:
+    """The arrays that norms read, of weights that activations have multiplied."""
+    reading = facts.reading
+    result: set[int] = set()
+    for use in reading.uses.uses:
+        if use.kind == PRODUCT and use.view >= 0 and facts.kinds[use.view] == ACTIVATION:
+            norms = reading.terms(use.view).keys() & reading.norms.reads.keys()
+            result.update(reading.norms.reads[i] for i in norms)
+    return result
+
+
+def _squared(graph: Graph, i: int) -> int:
+    """The array that an array of squares is made of."""
+    node = graph.nodes[i]
+    is_square = node.op in RAISED or (node.op == "mul" and len(set(node.inputs)) == 1)
+    return node.inputs[0] if is_square else i
 
 
 def _number(facts: Traced, i: int, node: Node) -> float | None:
