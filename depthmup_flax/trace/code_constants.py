@@ -18,8 +18,8 @@ from jax.extend import core
 
 from depthmup_flax.trace import tracing
 from depthmup_flax.trace.axes import contracted_size, summed_size
-from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.factors import transform_factor
+from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.graph import CONST, PARAM, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
 from depthmup_flax.trace.uses import PRODUCT

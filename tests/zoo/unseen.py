@@ -1,4 +1,4 @@
-"""Products that once had no judge: of fixed dimensions, beside their own input, of two parameters, without a readout."""
+"""Products that once had no judge: of fixed sizes, beside their own input, of two parameters, without a readout."""
 
 from __future__ import annotations
 
