@@ -213,7 +213,8 @@ class Comparison:
             return 1.0
         if "" in readouts:
             return ratio_of(readouts[""], self.base_facts.readouts.get(""))
-        ratios = [self.readout(path)[0] for path in readouts if path in self.infos]
+        last = [path for path in readouts if path in self.infos and self.infos[path].width_out != 1]
+        ratios = [self.readout(path)[0] for path in last if self.infos[path].role is Role.HIDDEN]
         wrong = [ratio for ratio in ratios if not close(ratio, 1)]
         return wrong[0] if wrong else 1.0
 

@@ -100,8 +100,9 @@ def _normalized_weights_of_examples(facts: Traced) -> set[int]:
     result: set[int] = set()
     for use in reading.uses.uses:
         if use.kind == PRODUCT and use.view >= 0 and facts.kinds[use.view] == ACTIVATION:
-            norms = reading.terms(use.view).keys() & reading.norms.reads.keys()
-            result.update(reading.norms.reads[i] for i in norms)
+            terms = reading.terms(use.view).keys()
+            if terms <= reading.norms.reads.keys():
+                result.update(reading.norms.reads[i] for i in terms)
     return result
 
 
