@@ -177,7 +177,8 @@ def _other_variables(state: ArrayTree, graph: Graph) -> dict[str, str]:
     of_library = (nnx.BatchStat, nnx.Cache, nnx.Intermediate)
     needed = graph.needed()
     is_read = [needed[i] for i, node in enumerate(graph.nodes) if node.op == STATE]
-    variables, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    is_variable = lambda x: isinstance(x, nnx.Variable)
+    variables, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
     result: dict[str, str] = {}
     for (path, variable), read in zip(variables, is_read, strict=True):
         dtype = jax.tree.leaves(variable)[0].dtype

@@ -15,6 +15,7 @@ from depthmup_flax.trace.graph import CONST, Graph, Node, Place, rounds
 
 Array: TypeAlias = Any
 _CARRY = "carry"
+_WORK_OF_AN_ENTRY = 100.0
 
 
 class NotEvaluated(Exception):
@@ -22,16 +23,16 @@ class NotEvaluated(Exception):
 
 
 def work(graph: Graph) -> float:
-    """About how many multiplications a forward pass takes; infinite if a number of rounds is unknown.
+    """About how many multiplications a forward pass takes; infinite if a loop's length is unknown.
 
     An entry that is read and written takes as long as a hundred of a product.
     """
     total = 0.0
     for node, needed in zip(graph.nodes, graph.needed(), strict=True):
         if needed:
-            times = rounds(node.loops)
-            total += math.inf if math.isnan(times) else times * node.size * (100 + _summed(graph, node))
-    return total
+            of_entry = _WORK_OF_AN_ENTRY + _summed(graph, node)
+            total += rounds(node.loops) * node.size * of_entry
+    return math.inf if math.isnan(total) else total
 
 
 def _summed(graph: Graph, node: Node) -> float:
@@ -122,7 +123,10 @@ class _Evaluator:
         nodes = self.graph.nodes
         inside = range(start, end)
         carries = [i for i in inside if nodes[i].op == _CARRY and len(nodes[i].loops) == depth + 1]
-        slices = [i for i in inside if nodes[i].op == "scan_in" and nodes[i].params["loop"] == number]
+        slices = []
+        for i in inside:
+            if nodes[i].op == "scan_in" and nodes[i].params["loop"] == number:
+                slices.append(i)
         carried = {i: self._read(nodes[i].inputs[0], i) for i in carries if self.needed[i]}
         of_rounds: dict[int, list[Array]] = {i: [] for i in self.stacked.get(number, ())}
         for k in range(int(length)):

@@ -52,7 +52,7 @@ class Traced:
         )
 
     def of_inner_branches(self) -> Traced:
-        """The facts with the branches inside of others, as of a layer that its input is added to."""
+        """The facts with the branches inside of others, as of sums with their own input."""
         return dataclasses.replace(self, branches=branches(self.reading, nested=True))
 
     @property

@@ -13,10 +13,15 @@ Array: TypeAlias = Any
 _Operation: TypeAlias = Callable[..., Array]
 
 
+def _result(eqn: core.JaxprEqn) -> Any:
+    """The shape and type of what an equation computes."""
+    return eqn.outvars[0].aval
+
+
 def _entrywise(function: Callable[..., Array]) -> _Operation:
     def operation(eqn: core.JaxprEqn, *inputs: Array) -> Array:
         with np.errstate(all="ignore"):
-            return function(*inputs).astype(eqn.outvars[0].aval.dtype)
+            return function(*inputs).astype(_result(eqn).dtype)
 
     return operation
 
@@ -45,13 +50,13 @@ def _converted(eqn: core.JaxprEqn, x: Array) -> Array:
 
 def _reduced(function: Callable[..., Array]) -> _Operation:
     def operation(eqn: core.JaxprEqn, x: Array) -> Array:
-        return function(x, axis=tuple(eqn.params["axes"])).astype(eqn.outvars[0].aval.dtype)
+        return function(x, axis=tuple(eqn.params["axes"])).astype(_result(eqn).dtype)
 
     return operation
 
 
 def _reshaped(eqn: core.JaxprEqn, x: Array) -> Array:
-    return np.reshape(x, eqn.outvars[0].aval.shape)
+    return np.reshape(x, _result(eqn).shape)
 
 
 def _transposed(eqn: core.JaxprEqn, x: Array) -> Array:
@@ -88,7 +93,7 @@ def _product(eqn: core.JaxprEqn, x: Array, y: Array) -> Array:
         moved = np.transpose(array, [*batched, *kept, *contracted])
         sides.append(np.reshape(moved, [*batch, -1, size]) if array.size else moved)
     result = np.matmul(sides[0], np.swapaxes(sides[1], -1, -2))
-    return np.reshape(result, [*batch, *free]).astype(eqn.outvars[0].aval.dtype)
+    return np.reshape(result, [*batch, *free]).astype(_result(eqn).dtype)
 
 
 _ENTRYWISE: Mapping[str, Callable[..., Array]] = {
