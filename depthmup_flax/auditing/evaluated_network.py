@@ -199,8 +199,9 @@ def _given(graph: Graph, seed: int, zeros: Collection[str]) -> dict[int, Any]:
             result[i] = np.zeros(node.shape, node.params["dtype"])
         elif node.op == PARAM:
             fan_in = node.size / node.shape[-1] if len(node.shape) > 1 else 4.0
-            std = 0.3**seed * fan_in**-0.5
-            result[i] = rng.normal(0, std, node.shape).astype(node.params["dtype"])
+            std = np.float32(0.3**seed * fan_in**-0.5)
+            values = std * rng.standard_normal(node.shape, np.float32)
+            result[i] = np.asarray(values, node.params["dtype"])
         elif node.op == STATE:
             result[i] = np.ones(node.shape, node.params["dtype"])
         elif node.op == INPUT:

@@ -21,7 +21,7 @@ def _result(eqn: core.JaxprEqn) -> Any:
 def _entrywise(function: Callable[..., Array]) -> _Operation:
     def operation(eqn: core.JaxprEqn, *inputs: Array) -> Array:
         with np.errstate(all="ignore"):
-            return function(*inputs).astype(_result(eqn).dtype)
+            return function(*inputs).astype(_result(eqn).dtype, copy=False)
 
     return operation
 
@@ -50,7 +50,7 @@ def _converted(eqn: core.JaxprEqn, x: Array) -> Array:
 
 def _reduced(function: Callable[..., Array]) -> _Operation:
     def operation(eqn: core.JaxprEqn, x: Array) -> Array:
-        return function(x, axis=tuple(eqn.params["axes"])).astype(_result(eqn).dtype)
+        return function(x, axis=tuple(eqn.params["axes"])).astype(_result(eqn).dtype, copy=False)
 
     return operation
 
@@ -93,7 +93,7 @@ def _product(eqn: core.JaxprEqn, x: Array, y: Array) -> Array:
         moved = np.transpose(array, [*batched, *kept, *contracted])
         sides.append(np.reshape(moved, [*batch, -1, size]) if array.size else moved)
     result = np.matmul(sides[0], np.swapaxes(sides[1], -1, -2))
-    return np.reshape(result, [*batch, *free]).astype(_result(eqn).dtype)
+    return np.reshape(result, [*batch, *free]).astype(_result(eqn).dtype, copy=False)
 
 
 _ENTRYWISE: Mapping[str, Callable[..., Array]] = {
