@@ -1,4 +1,4 @@
-"""The audit of any model: Linen, NNX, Equinox, or a function of parameters. It computes nothing.
+"""The audit of any model: Linen, NNX, Equinox, or a function of parameters.
 
 In the order in which `model_audit.audit` calls them:
 
@@ -13,6 +13,9 @@ In the order in which `model_audit.audit` calls them:
    `product_factors`; `findings` (`branch_findings`, `width_findings`) says what is wrong.
 6. carriers: `carriers` lets parameters carry it, where `carrier_search` finds some by `degrees`.
 7. verdict: `parameter_rows`, `not_judged` and `notes`; `audit_report` holds and prints the result.
+8. outputs: `evaluated_network` compares those of the network, at random parameters, with those of
+   the code with the base model's numbers and the rule's factors, so that no reader of factors is
+   trusted alone.
 
 `config_audit` audits what a config names, at sizes that show its factors; `rescaled_init` corrects
 initial values.

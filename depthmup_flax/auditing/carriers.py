@@ -14,7 +14,7 @@ from depthmup_flax.auditing.carrier_search import Carriers, CarrierSearch
 from depthmup_flax.rule.factor import ONE, Factor, in_blocks
 from depthmup_flax.trace.branches import Branch
 from depthmup_flax.trace.facts import Traced
-from depthmup_flax.trace.graph import Graph
+from depthmup_flax.trace.graph import Graph, Place
 from depthmup_flax.trace.slices import Slices
 from depthmup_flax.trace.uses import PRODUCT
 
@@ -66,6 +66,8 @@ class _Loads:
     factors: dict[str, Factor] = dataclasses.field(default_factory=dict)
     offsets: dict[str, float] = dataclasses.field(default_factory=dict)
     of_tables: list[tuple[Carriers, Factor]] = dataclasses.field(default_factory=list)
+    # Name of a finding -> the places whose factor is carried.
+    places: dict[str, set[Place]] = dataclasses.field(default_factory=dict)
 
     def fits(self, carriers: Carriers) -> bool:
         """Whether no parameter has another offset where it carries something else."""
@@ -89,7 +91,13 @@ def _not_carried(loads: _Loads, finding: Finding) -> list[Finding]:
 
 
 def _carry(loads: _Loads, finding: Finding) -> bool:
-    """Whether parameters carry what a finding lacks, from now on."""
+    """Whether parameters carry what a finding lacks, from now on.
+
+    Two parameters of one product have a finding each, and lack its factor once.
+    """
+    carried = loads.places.setdefault(finding.name, set())
+    if finding.places and carried.issuperset(finding.places):
+        return True
     solution = _solution(loads, finding)
     if solution is None:
         return False
@@ -99,6 +107,7 @@ def _carry(loads: _Loads, finding: Finding) -> bool:
         loads.of_tables.extend(solution)
     for carriers, factor in solution:
         loads.add(carriers, factor)
+    carried.update(finding.places)
     return True
 
 

@@ -133,6 +133,13 @@ class Comparison:
         absolute = self.is_absolute
         return branch_factors(self.facts, self.base_facts, self.wanted, absolute=absolute)
 
+    @functools.cached_property
+    def inner_branches(self) -> BranchFactors:
+        """What multiplies branches inside of others, whose number does not grow with depth."""
+        facts = self.facts.of_inner_branches()
+        wanted = {branch.node: 1.0 for branch in facts.branches}
+        return branch_factors(facts, self.base_facts.of_inner_branches(), wanted, absolute=False)
+
     def branch_factor(self, node: int) -> float | None:
         """What multiplies the branch of a sum; ``None`` is unknown."""
         return self.branches.of_node[node].factor
@@ -196,14 +203,20 @@ class Comparison:
 
     @property
     def of_output(self) -> float | None:
-        """The factor of an output that no readout makes; 1 if one does, ``None`` if unknown."""
+        """The factor of an output that no readout makes; 1 if one does, ``None`` if unknown.
+
+        The last product may be with a hidden matrix, as in front of a mean over the width.
+        """
         readouts = self.facts.readouts
-        if "" not in readouts:
-            return 1.0
         infos = [self.infos[path] for path in readouts if path in self.infos]
         if any(may_be_readout(info) for info in infos):
             return 1.0
-        return ratio_of(readouts[""], self.base_facts.readouts.get(""))
+        if "" in readouts:
+            return ratio_of(readouts[""], self.base_facts.readouts.get(""))
+        last = [path for path in readouts if path in self.infos and self.infos[path].width_out != 1]
+        ratios = [self.readout(path)[0] for path in last if self.infos[path].role is Role.HIDDEN]
+        wrong = [ratio for ratio in ratios if not close(ratio, 1)]
+        return wrong[0] if wrong else 1.0
 
     @functools.cached_property
     def inside_branches(self) -> Mapping[str, float | None]:

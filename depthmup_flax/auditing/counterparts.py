@@ -116,8 +116,19 @@ def matched(
 
     forms = {path: (shape, base_places.get(path)) for path, shape in base.items()}
     pairs = nearest(model, forms, misfit)
+    pairs |= {path: path for path in _of_as_many_layers(model, base)}
     _require_one_shape(model, forms, pairs, misfit)
     return pairs
+
+
+def _of_as_many_layers(model: Shapes, base: Shapes) -> set[str]:
+    """The paths whose numbers do not count layers: both models have the same, with as many axes."""
+    base_groups = grouped(base, series)
+    result: set[str] = set()
+    for name, paths in grouped(model, series).items():
+        if set(paths) == set(base_groups[name]):
+            result.update(path for path in paths if len(model[path]) == len(base[path]))
+    return result
 
 
 def _require_counterparts(model: Shapes, base: Shapes) -> None:
@@ -246,7 +257,11 @@ def contradictions(
     shapes: dict[str, set[Shape]] = {}
     for path, shape in base.items():
         shapes.setdefault(series(path), set()).add(shape)
-    doubtful = {path for path in pairs if len(shapes[series(path)]) > 1 and not layers.get(path)}
+    sure = _of_as_many_layers(model, base)
+    doubtful: set[str] = set()
+    for path in pairs.keys() - sure:
+        if len(shapes[series(path)]) > 1 and not layers.get(path):
+            doubtful.add(path)
     growing: set[int] = set()
     for path in model.keys() - doubtful:
         growing.update(_sizes(model[path], base_shapes[path], grow=True))

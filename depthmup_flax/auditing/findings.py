@@ -9,6 +9,7 @@ from depthmup_flax.auditing.width_findings import (
     attention,
     embeddings,
     in_nonlinearities,
+    inner_sums,
     readouts,
     within_branches,
 )
@@ -25,6 +26,7 @@ def all_findings(compared: Comparison) -> list[Finding]:
         *readouts(compared),
         *of_embeddings,
         *within_branches(compared),
+        *inner_sums(compared),
         *in_nonlinearities(compared),
         *attention(compared),
         *repeated_weights(compared),

@@ -23,8 +23,8 @@ from depthmup_flax.networks.adapters import (
 )
 from depthmup_flax.networks.model_functions import ModelFunctions
 from depthmup_flax.networks.user_code import shapes_of
-from depthmup_flax.rule.info_trees import root_mean_square
-from depthmup_flax.trace.graph import Graph
+from depthmup_flax.rule.info_trees import path_name, root_mean_square
+from depthmup_flax.trace.graph import STATE, Graph
 from depthmup_flax.trace.tracing import Known, trace
 from depthmup_flax.util.errors import InputError, shown
 from depthmup_flax.util.types import ArrayTree
@@ -40,6 +40,9 @@ class Model:
     structure: jax.tree_util.PyTreeDef  # around the leaves
     shapes: Mapping[str, tuple[int, ...]]  # path -> shape
     graph: Graph
+    # Path of an NNX variable that the output depends on and that may be trained -> its type, which
+    # is none of parameters.
+    other_variables: Mapping[str, str]
     # -> its initial parameters; shapes, if the model was given by them.
     initial: Callable[[], ArrayTree]
 
@@ -125,7 +128,8 @@ def _traced(
         ) from error
     shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
     initial = _initial(model, adapter, inputs, kwargs, params)
-    return Model(leaves, structure, shapes, graph, initial)
+    others = _other_variables(state, graph) if adapter and adapter.library == "nnx" else {}
+    return Model(leaves, structure, shapes, graph, others, initial)
 
 
 def _adapter(model: Any, argument: str) -> Adapter | None:
@@ -163,6 +167,24 @@ def _called(
         result, _ = model.apply(params, state, batch, train=True, key=key)
     else:
         result, _ = adapter.apply(params, state, batch, Call(key, kwargs=kwargs))
+    return result
+
+
+def _other_variables(state: ArrayTree, graph: Graph) -> dict[str, str]:
+    """`Model.other_variables` of an NNX module."""
+    from flax import nnx
+
+    of_library = (nnx.BatchStat, nnx.Cache, nnx.Intermediate)
+    needed = graph.needed()
+    is_read = [needed[i] for i, node in enumerate(graph.nodes) if node.op == STATE]
+    is_variable = lambda x: isinstance(x, nnx.Variable)
+    variables, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
+    result: dict[str, str] = {}
+    for (path, variable), read in zip(variables, is_read, strict=True):
+        dtype = jax.tree.leaves(variable)[0].dtype
+        is_own = isinstance(variable, nnx.Variable) and not isinstance(variable, of_library)
+        if read and is_own and jnp.issubdtype(dtype, jnp.floating):
+            result[path_name(path)] = type(variable).__name__
     return result
 
 

@@ -25,6 +25,7 @@ from depthmup_flax.auditing.comparison import (
 )
 from depthmup_flax.auditing.counterparts import width_ratio
 from depthmup_flax.auditing.depth_ratios import DepthRatios, depth_ratios, is_absolute, of_layers
+from depthmup_flax.auditing.evaluated_network import as_finding, unlike_outputs
 from depthmup_flax.auditing.findings import all_findings
 from depthmup_flax.auditing.given_model import Model, Output, as_model
 from depthmup_flax.auditing.matching import MatchedModels, matched_models
@@ -44,6 +45,7 @@ from depthmup_flax.rule.parametrization import (
     ParamInfo,
     require_parametrization,
 )
+from depthmup_flax.trace.evaluation import NotEvaluated
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.surroundings import own_surroundings
 from depthmup_flax.util.types import ArrayTree
@@ -62,11 +64,12 @@ def audit(
     output: Output = None,
     axes: str | Collection[str] = SCALED,
     carry: bool = True,
+    evaluate: bool = True,
     in_code: Sequence[Parametrization] = (),
     known: Mapping[str, Callable[..., Any]] | None = None,
     **kwargs: Any,
 ) -> Audit:
-    """Reads roles, branches and multipliers from traces. Nothing is computed or compiled.
+    """Reads roles, branches and multipliers from traces.
 
     What it finds serves every rule. If the code has factors of one, such as
     ``rule.residual_multiplier(r)``, ``audit.record`` says of which, and the optimizers take no
@@ -91,6 +94,8 @@ def audit(
         factors are 1.
       carry: whether parameters carry factors that the code lacks, where they can (`ParamInfo`):
         `rescale_init` and the optimizers then apply them. ``False`` wants all of them in the code.
+      evaluate: whether an audit that is ok computes the outputs of a small network, to see that no
+        factor was overlooked; ``False`` trusts the traces.
       in_code: rules, beside the presets, whose factors the code may have: one with ``alpha=0.75``.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a
         derivative of its own) -> a function of the same arrays in ``jax.numpy``, which is read in
@@ -114,7 +119,8 @@ def audit(
     findings = all_findings(compared)
     record = _record(compared)
     if not carry:
-        return _verdict(compared, compared.infos, roles, findings, record, scaled)
+        verdict = _verdict(compared, compared.infos, roles, findings, record, scaled)
+        return _evaluated(verdict, compared, carried=None) if evaluate else verdict
     carried = _carried(compared, findings)
     record = dataclasses.replace(
         record,
@@ -122,7 +128,8 @@ def audit(
         has_multiplier=_has_multiplier(compared, carried),
     )
     infos = _with_loads(compared.infos, carried)
-    return _verdict(compared, infos, roles, carried.left, record, scaled)
+    verdict = _verdict(compared, infos, roles, carried.left, record, scaled)
+    return _evaluated(verdict, compared, carried) if evaluate else verdict
 
 
 # --- arguments
@@ -334,3 +341,19 @@ def _verdict(
         record,
         pairs=match.pairs,
     )
+
+
+def _evaluated(verdict: Audit, compared: Comparison, carried: CarriedFactors | None) -> Audit:
+    """An audit that is ok only if the network's outputs are those that the rule wants."""
+    if not verdict.ok:
+        return verdict
+    infos = {row.path: row.info for row in verdict.rows if row.info is not None}
+    carries_multiplier = carried is not None and carried.multiplier
+    try:
+        unlike = unlike_outputs(compared, infos, carries_multiplier=carries_multiplier)
+    except NotEvaluated as reason:
+        note = f"outputs were not compared, as {reason}: the traces alone say that it is ok."
+        return dataclasses.replace(verdict, notes=(*verdict.notes, note))
+    if unlike is None:
+        return verdict
+    return dataclasses.replace(verdict, not_judged=(as_finding(compared, unlike),))

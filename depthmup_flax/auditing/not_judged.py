@@ -27,6 +27,7 @@ def not_judged(
     """Everything without which an audit cannot say that a forward pass follows the rule."""
     return [
         *_sizes(compared, rows, axes, m),
+        *_variables(compared),
         *_operations(compared),
         *_sums(compared),
         *_matrices(compared, rows),
@@ -50,6 +51,18 @@ def _sizes(
     if "depth" in axes and not compared.facts.depth and not is_equal:
         text = "the trace finds no residual sums, which the rule for the depth is about."
         yield Finding("depth", (), text, "give the layers residual branches; or pass axes='width'")
+
+
+def _variables(compared: Comparison) -> Iterator[Finding]:
+    """The NNX variables that may be trained, and that are no parameters."""
+    for kind, paths in _by_type(compared.match.model.other_variables).items():
+        text = f"{summary(paths)} is not read: its type is {kind}, which is no nnx.Param."
+        code = f"class {kind}(nnx.Param), or nnx.BatchStat for what is not trained"
+        yield Finding("variable", tuple(paths), text, code)
+
+
+def _by_type(types: Mapping[str, str]) -> dict[str, list[str]]:
+    return grouped(types, types.__getitem__)
 
 
 def _operations(compared: Comparison) -> Iterator[Finding]:

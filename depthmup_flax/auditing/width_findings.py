@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 
 from depthmup_flax.auditing.audit_report import Finding, number, summary
+from depthmup_flax.auditing.branch_factors import branch_ends
 from depthmup_flax.auditing.comparison import Comparison, may_be_readout, readout_ratio
 from depthmup_flax.auditing.finding_places import lacking, product_places, start_places
 from depthmup_flax.auditing.relative_factors import close, ratio_of
 from depthmup_flax.auditing.score_factors import ScoreFactors
 from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import ParamInfo, Role
+from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.groups import grouped
 
 TWICE = "readout_scaled_twice"
@@ -94,9 +96,10 @@ def embeddings(compared: Comparison) -> list[Finding]:
         factor = compared.products.around(path)
         if factor is None or close(factor, 1):
             continue
-        if info.role is Role.INPUT or _is_row(compared, path, info):
+        is_inside = all(use.kind == PRODUCT and not use.first for use in compared.facts.uses[path])
+        if _is_row(compared, path, info) or (info.role is Role.INPUT and not is_inside):
             result.append(_embedding(compared, path, info, factor))
-        elif info.role is Role.HIDDEN:
+        elif info.role in (Role.HIDDEN, Role.INPUT):
             result.append(_scaled_hidden(compared, (path,), factor))
     return result
 
@@ -141,13 +144,30 @@ def within_branches(compared: Comparison) -> list[Finding]:
     factors |= compared.inside_branches
     wrong: dict[float, dict[str, float]] = {}
     for path, factor in factors.items():
-        if factor is None or close(factor, 1) or compared.infos[path].role is not Role.HIDDEN:
+        if factor is None or close(factor, 1) or compared.infos[path].role is Role.OUTPUT:
             continue
         if not _is_multiplier_before_last_layer(compared, path, factor):
             wrong.setdefault(float(number(factor)), {})[path] = factor
     result = []
     for of_paths in wrong.values():
         result.append(_scaled_hidden(compared, tuple(of_paths), min(of_paths.values())))
+    return result
+
+
+def inner_sums(compared: Comparison) -> list[Finding]:
+    """Factors of the width on layers inside of branches to which their own input is added."""
+    judged = {path for finding in within_branches(compared) for path in finding.paths}
+    of_branches = compared.wanted.values()
+    result = []
+    for entry in compared.inner_branches.of_node.values():
+        factor = entry.factor
+        if factor is None or close(factor, 1) or any(close(factor, x) for x in of_branches):
+            continue
+        paths = tuple(branch_ends(entry.branch, compared.facts))
+        if paths and judged.isdisjoint(paths):
+            finding = _scaled_hidden(compared, paths, factor)
+            place = (entry.branch.end, entry.branch.node)
+            result.append(dataclasses.replace(finding, places=(place,)))
     return result
 
 

@@ -198,7 +198,7 @@ class Study:
         return config
 
     def audit(self, width: int | None = None, depth: int | None = None) -> Audit:
-        """What the forward pass of a network lacks; ``print`` shows it with the code to write. Nothing is computed.
+        """What the forward pass of a network lacks; ``print`` shows it with the code to write.
 
         At the base's width or depth a larger network is audited, because there nothing shows what grows.
         """

@@ -19,6 +19,8 @@ graph, and the question that each answers:
 * `facts`, `pairs`: all that `auditing` asks of one model, and of a model and its base.
 * `expert_axes`: which axes of a parameter count matrices of their own, as experts do?
 * `slices`: which slices of a parameter are read apart?
+* `evaluation`, `numpy_operations`: what does a forward pass compute, with factors at some places?
+* `code_constants`: which numbers does the code multiply with, and the base model's code?
 
 **To add a primitive**, put its name into a row of `util.primitives`. For most that is all: rows say
 whether it copies, moves, sums, scales or bends. What they do not say is a row, and often a small

@@ -58,8 +58,8 @@ class Branch:
         return frozenset(map(series, self.factors.keys() - {""} or self.paths))
 
 
-def branches(reading: Reading) -> list[Branch]:
-    """The branches of the main stream, in the order of the forward pass."""
+def branches(reading: Reading, *, nested: bool = False) -> list[Branch]:
+    """The branches of the main stream, or those ``nested`` in them, in the order of the graph."""
     streams = reading.streams
     paths_in: dict[int, set[str]] = {}
     for path, nodes in reading.branches_of.items():
@@ -73,7 +73,7 @@ def branches(reading: Reading) -> list[Branch]:
     result = []
     for residual in streams.sums:
         node = residual.node
-        if node in streams.nested:
+        if (node in streams.nested) != nested:
             continue
         times = rounds(residual.loops)
         branch = _branch(
@@ -116,7 +116,7 @@ def _branch(
         times=times,
         node=residual.node,
         projected=residual.projected,
-        stream=reading.streams.parallel[residual.node],
+        stream=reading.streams.parallel.get(residual.node, 0),
         inner=inner,
         end=residual.branch,
         matrices=_matrices(reading, residual),

@@ -212,10 +212,14 @@ def _of_a_sum_of_entries(reader: _Reader, i: int, node: Node, reads: Sequence[in
 
 
 def _of_a_transform(reader: _Reader, i: int, node: Node, reads: Sequence[int]) -> Terms | None:
+    return scaled(reader.terms[reads[0]], transform_factor(node))
+
+
+def transform_factor(node: Node) -> float:
     """A Fourier transform is sqrt(n) times a rotation; its inverse is divided by n."""
     size = math.prod(node.params["fft_lengths"])
     is_inverse = node.params["fft_type"].name.startswith("I")  # FFT, IFFT, RFFT or IRFFT
-    return scaled(reader.terms[reads[0]], size**-0.5 if is_inverse else size**0.5)
+    return size**-0.5 if is_inverse else size**0.5
 
 
 def _of_a_bound(reader: _Reader, i: int, node: Node, reads: Sequence[int]) -> Terms | None:

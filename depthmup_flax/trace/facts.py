@@ -51,6 +51,10 @@ class Traced:
             branches=[branch for branch in self.branches if branch.node not in nodes],
         )
 
+    def of_inner_branches(self) -> Traced:
+        """The facts with the branches inside of others, as of sums with their own input."""
+        return dataclasses.replace(self, branches=branches(self.reading, nested=True))
+
     @property
     def graph(self) -> Graph:
         """The forward pass."""

@@ -43,7 +43,10 @@ class Streams:
 def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
     """Decides which sums are residual, and what is inside their branches."""
     paths = finder.paths
-    sums, avoid = _decided(graph, finder)
+    unread = _unread_carries(graph, paths.needed)
+    sums, avoid = _decided(graph, finder, {})
+    if unread:
+        sums, avoid = _with_unread_carries(graph, finder, unread, (sums, avoid))
     nodes = {residual.node for residual in sums}
     ordered = sorted(sums, key=lambda residual: residual.node)
     nested = _nested(graph, paths, sums, avoid)
@@ -60,11 +63,46 @@ def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
     )
 
 
-def _decided(graph: Graph, finder: SumFinder) -> tuple[list[ResidualSum], list[int]]:
+def _unread_carries(graph: Graph, needed: Sequence[bool]) -> dict[int, int]:
+    """What loops carry, and nothing reads behind them: its end -> its start."""
+    ends = {end: start for start, end in graph.carries() if needed[start]}
+    for i, node in enumerate(graph.nodes):
+        if needed[i]:
+            for j in ends.keys() & set(node.inputs):
+                if len(node.loops) < len(graph.nodes[j].loops):
+                    del ends[j]
+    return ends
+
+
+def _with_unread_carries(
+    graph: Graph,
+    finder: SumFinder,
+    unread: Mapping[int, int],
+    careful: tuple[list[ResidualSum], list[int]],
+) -> tuple[list[ResidualSum], list[int]]:
+    """`_decided`, where only the next round reads what loops carry, as the first layer's value.
+
+    ``careful`` is what is known if the next layer's stream may read it, too.
+    """
+    once, avoid = _decided(graph, finder, dict.fromkeys(unread, 0))
+    starts = {end: avoid[start] for end, start in unread.items()}
+    sums, avoid = _decided(graph, finder, starts)
+    numbers = [residual.node for residual in sums]
+    if numbers != [residual.node for residual in once]:
+        return careful
+    return sums, avoid
+
+
+def _decided(
+    graph: Graph,
+    finder: SumFinder,
+    rounds_avoid: Mapping[int, int],
+) -> tuple[list[ResidualSum], list[int]]:
     """The residual sums, the last first; and those whose branch a path from a node avoids.
 
     The second are sets of positions in the first, as bits; all bits of a node outside of branches
-    are set.
+    are set. ``rounds_avoid``: the same of paths that start with the next round of a loop, of some
+    ends of what it carries.
     """
     nodes = graph.nodes
     avoid = [0] * len(nodes)
@@ -80,7 +118,7 @@ def _decided(graph: Graph, finder: SumFinder) -> tuple[list[ResidualSum], list[i
         if not finder.paths.needed[i]:
             continue
         for loop in loops_of.get(i, ()):
-            avoid[i] |= leaving.get(loop, 0)
+            avoid[i] |= rounds_avoid.get(i, leaving.get(loop, 0))
         residual = finder.sums.get(i)
         if residual is None and avoid[i] == -1:
             residual = finder.later(i, starts)

@@ -63,7 +63,8 @@ def trace(
     graph = Graph()
     leaves: list[int] = []
     for path in sorted(params):  # dictionaries are flattened in the order of their keys
-        leaves.append(graph.add(PARAM, (), params[path].shape, {"path": path}))
+        of_path = {"path": path, "dtype": params[path].dtype}
+        leaves.append(graph.add(PARAM, (), params[path].shape, of_path))
     for op, tree in ((STATE, state), (INPUT, inputs)):
         for leaf in jax.tree.leaves(tree):
             leaves.append(graph.add(op, (), leaf.shape, {"dtype": leaf.dtype}))
@@ -134,7 +135,7 @@ class _Inliner(Interpreter[int]):
 
     def constant(self, array: Any) -> int:
         """One node per reader."""
-        params = {"entries": entries(array), "modulus": modulus(array)}
+        params = {"entries": entries(array), "modulus": modulus(array), "array": array}
         return self.graph.add(CONST, (), np.shape(array), params, uniform_value(array))
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
@@ -290,13 +291,16 @@ class _Inliner(Interpreter[int]):
         graph.loops = (*outside, (number, loop.length))
         starts = self._each("carry", carry, [nodes[i].shape for i in carry])
         slices = []
+        of_loop = {"loop": number, "reverse": eqn.params.get("reverse", False)}
         for i in xs:
             shape = nodes[i].shape[1:]
-            slices.append(graph.add("scan_in", (i,), shape, {"loop": number}, nodes[i].value))
+            slices.append(graph.add("scan_in", (i,), shape, of_loop, nodes[i].value))
         outs = self.run(loop.body, [*consts, *starts, *slices])
         graph.loops = outside
         for i, out in zip(starts, outs, strict=False):
             nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
         last = outs[: len(carry)]
-        stacked = self._each("scan_out", outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]))
+        stacked = []
+        for i, shape in zip(outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]), strict=True):
+            stacked.append(graph.add("scan_out", (i,), shape, of_loop))
         return [*self._each("copy", last, [nodes[i].shape for i in last]), *stacked]

@@ -132,3 +132,23 @@ def test_matrices_of_lora_train_as_by_optax_with_the_rate_of_b_over_the_rank_and
     assert {path for path in after if not np.array_equal(after[path], before[path])} == set(flat_nnx(adapters))
     for path, array in after.items():
         np.testing.assert_allclose(array, expected[path], rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+class Weight(nnx.Variable):
+    """What a user's own code trains."""
+
+
+class Bare(nnx.Module):
+    def __init__(self, width, kind):
+        self.stem = nnx.Linear(5, width, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(width, rngs=nnx.Rngs(0))
+        self.head = kind(jnp.ones((width, 3)))
+
+    def __call__(self, x):
+        return self.norm(self.stem(x)) @ self.head[...]
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Weight, ("head",)), (nnx.Param, None), (nnx.LoRAParam, None)])
+def test_a_variable_of_a_type_that_nothing_trains_is_named(kind, named):
+    result = audit(Bare(24, kind), Bare(8, kind), jnp.zeros((4, 5)), axes="width")
+    assert [finding.paths for finding in result.not_judged] == ([named] if named else [])

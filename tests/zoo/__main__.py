@@ -3,12 +3,14 @@
 python -m tests.zoo                 all kinds
 python -m tests.zoo 'streams/*'     some
 python -m tests.zoo --plain         right models whose edits are all taken out, so that parameters carry them
+python -m tests.zoo --products      right models of which each product in turn has a factor of the width
 """
 
 import argparse
 import fnmatch
 from collections import Counter
 
+from . import mutations
 from .carried import plain
 from .catalog import KINDS
 from .outcomes import RIGHT, outcomes, table
@@ -21,12 +23,22 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="print every case")
     parser.add_argument("--every", action="store_true", help="try all mistakes of each kind, not a third of them")
     parser.add_argument("--plain", action="store_true", help="take all edits out")
+    parser.add_argument("--products", action="store_true", help="multiply each product by a power of the width")
     arguments = parser.parse_args()
     names = [name for name in KINDS if any(fnmatch.fnmatchcase(name, glob) for glob in arguments.kinds)]
     if arguments.plain:
         verdicts = {name: plain(KINDS[name]) for name in names}
         print(*(f"{verdict:<11} {name}" for name, verdict in verdicts.items() if verdict != "ok"), sep="\n")
         print(Counter(verdicts.values()))
+        return
+    if arguments.products:
+        count = Counter[str]()
+        for name in names:
+            for product, power, verdict in mutations.outcomes(KINDS[name]):
+                count[verdict] += 1
+                if arguments.all or verdict in (mutations.SAME, mutations.UNSEEN):
+                    print(f"{verdict:<12} {name}: {' '.join(map(str, product))} times m^{power}", flush=True)
+        print(count)
         return
     found = []
     for name in names:

@@ -24,6 +24,7 @@ from .scope import NAMINGS, Scope
 from .stacks import NORMS, TOKENS, VECTORS, WRITES, stack
 from .streams import simple
 from .styles import STYLES
+from .unseen import UNSEEN
 
 LONG = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
@@ -258,4 +259,5 @@ KINDS: Mapping[str, Kind] = {
     **OUTSIDER,
     **PLACES,
     **RESIDUAL,
+    **UNSEEN,
 }

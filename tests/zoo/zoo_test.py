@@ -7,7 +7,7 @@ import pathlib
 from collections import Counter
 
 import pytest
-from zoo import carried, outcomes
+from zoo import carried, mutations, outcomes
 from zoo.catalog import KINDS
 from zoo.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
 from zoo.scales import A
@@ -18,6 +18,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "reproduction" / "pages" / "audit.md"
 # What some people write and the audit does not judge.
 LIMITS = (
     "streams/wavenet", "branches/talking", "branches/relu_scores", "branches/linear_attention", "sums/einsum",
+    "outsider/heun",
 )  # fmt: skip
 
 # A dozen that stand for the rest; the slow test has more.
@@ -39,6 +40,10 @@ SAMPLE = {
     "places/biased_stem": "root_embedding",
     "residual/evoformer_pairs_first_rows_last": "only_outer",
     "residual/two_way_post_queries": "only_to_image",
+    "unseen/state_space": "inner",
+    "unseen/first_value": "none",
+    "unseen/two_weights": "outer",
+    "unseen/summed": "total",
 }
 
 
@@ -141,6 +146,14 @@ def test_the_audit_passes_right_models_and_no_wrong_one(name):
     found = list(itertools.islice(outcomes.outcomes(name), 2))  # right, and a mistake that turns; the command has more
     assert len(found) == 2
     assert not wrong(found), "\n".join(wrong(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unseen/input_added", "ends/tied", "streams/value_residual"])
+def test_every_product_of_a_right_model_counts(name):
+    found = [verdict for _, _, verdict in mutations.outcomes(KINDS[name])]
+    assert len(found) > 4
+    assert set(found) <= {mutations.FOUND, mutations.NOT_READ}
 
 
 def test_the_table_counts_what_the_audit_got_wrong():

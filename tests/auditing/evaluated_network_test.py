@@ -1,0 +1,79 @@
+"""An audit that is ok has compared outputs: what no reader of factors sees is not ok."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import depthmup_flax as dm
+from depthmup_flax.auditing import model_audit
+
+RULE = dm.get_parametrization("depth_mup")
+X = jax.ShapeDtypeStruct((2, 5), jnp.float32)
+
+
+def pair(width, depth, factor=1.0, edited=True):
+    """A residual MLP; ``factor`` on the first layer of each branch."""
+    branch = RULE.residual_multiplier(depth / 2) if edited else 1.0
+    shapes = {"stem": (5, width), "head": (width, 3)}
+    for i in range(depth):
+        shapes |= {f"up_{i}": (width, width), f"down_{i}": (width, width)}
+
+    def apply(p, x):
+        h = x @ p["stem"]
+        for i in range(depth):
+            y = jax.nn.gelu(factor * (h @ p[f"up_{i}"]))
+            h = h + branch * (y @ p[f"down_{i}"])
+        return h @ p["head"] * (8 / width if edited else 1.0)
+
+    return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+def audit(factor=1.0, edited=True, **options):
+    return dm.audit(pair(24, 4, factor, edited), pair(8, 2, 1.0, edited), X, **options)
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_factor_that_no_finding_names_is_not_judged_and_its_line_is_named(monkeypatch, carry):
+    monkeypatch.setattr(model_audit, "all_findings", lambda compared: [])
+    (finding,) = audit(3**-0.5, carry=carry).not_judged
+    assert finding.name == "outputs"
+    assert finding.source.startswith("evaluated_network_test.py:")
+    assert audit(3**-0.5, carry=carry, evaluate=False).ok
+    assert audit(carry=carry).ok
+
+
+def test_a_factor_that_is_carried_twice_is_not_ok(monkeypatch):
+    carried = model_audit._carried
+
+    def twice(compared, findings):
+        result = carried(compared, findings)
+        for load in result.by_path.values():
+            object.__setattr__(load, "factor", load.factor * load.factor)
+        return result
+
+    assert audit(edited=False).ok
+    monkeypatch.setattr(model_audit, "_carried", twice)
+    assert [finding.name for finding in audit(edited=False).not_judged] == ["outputs"]
+
+
+def test_of_a_large_network_a_note_says_that_outputs_were_not_compared():
+    large = dm.audit(pair(2**15, 2), pair(2**13, 2), jax.ShapeDtypeStruct((64, 5), jnp.float32), axes="width")
+    assert large.ok
+    assert any("outputs were not compared" in note for note in large.notes)
+
+
+def two_weights(width, factor):
+    shapes = {"stem": (5, width), "one": (width, width), "other": (width, width), "head": (width, 3)}
+
+    def apply(p, x):
+        h = jax.nn.gelu(x @ p["stem"])
+        return jax.nn.gelu(factor * (h @ (p["one"] + p["other"]))) @ p["head"]
+
+    return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+def test_two_weights_of_one_product_carry_its_factor_once():
+    result = dm.audit(two_weights(24, 1 / 3), two_weights(8, 1.0), X, axes="width")
+    assert result.ok
+    carried = {row.path: str(row.carried) for row in result.rows}
+    assert carried == {"stem": "1", "one": "3", "other": "3", "head": "1/3"}
