@@ -101,6 +101,27 @@ def test_rungs_off_the_law_widen_the_interval_and_so_does_a_target_that_is_longe
     assert width(longer) > 2 * 1.95 * LONGER_ERROR
 
 
+def test_one_good_run_in_twenty_is_above_the_limit_and_runs_without_gain_are_as_often_as_said():
+    noise, random = 0.01, np.random.default_rng(0)
+    forecasts = [forecast_loss(measured(LADDER, BY_SIZE, noise, seed), TARGET) for seed in range(40)]
+    good = BY_SIZE(TARGET) * (1 + noise * random.standard_normal((1000, 1)))
+    assert np.mean(good > [one.most for one in forecasts]) < 0.05
+    idle = BY_SIZE(LADDER[-1]) * (1 + noise * random.standard_normal((1000, 1)))
+    found = np.mean(idle > [one.most for one in forecasts])
+    assert found == pytest.approx(np.mean([one.power for one in forecasts]), abs=0.1)
+
+
+def test_what_earlier_targets_gained_narrows_a_forecast_where_rungs_have_more_than_half_of_the_loss_of_chance():
+    rungs = measured(LENGTHS, BY_BOTH, 0.01)
+    best = min(np.mean(one.losses) for one in rungs)
+    alone, too_good, averaged = (forecast_loss(rungs, LONG, chance) for chance in (None, 2.1 * best, 1.9 * best))
+    assert alone == too_good
+    width = lambda forecast: math.log(forecast.interval[1] / forecast.interval[0])
+    assert width(averaged) < width(alone) / 2
+    gained = best * (LONG.parameters / LENGTHS[-1].parameters) ** -0.0145 * 4**-0.115
+    assert min(alone.loss, gained) < averaged.loss < max(alone.loss, gained)
+
+
 POWERS = {
     "parameters": lambda r, a, b, first, second: first * (r.parameters / 3000) ** -a,
     "sum": lambda r, a, b, first, second: first * (r.width / 8) ** -a + second * (r.depth / 2) ** -b,
