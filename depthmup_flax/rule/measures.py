@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,9 @@ from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geom
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
-UPDATE, GRADIENT, PARAMETER, COUNT = "update", "gradient", "parameter", "count"
+UPDATE, GRADIENT, PARAMETER, COUNT, RULE = "update", "gradient", "parameter", "count", "rule"
 RELATIVE, _MOMENTUM = "update_per_direction", "momentum"  # of directions that are linear in the gradient
+LARGEST, SMALLEST = "largest", "smallest"  # of the tensors of a role: one that is wrong is lost in their mean
 # Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
 SAMPLE = 2**12
@@ -38,10 +39,11 @@ def measures(
 ) -> dict[str, jax.Array]:
     """``update/ROLE``, ``gradient/ROLE`` and ``parameter/ROLE`` of one step, about equal at all sizes; ``count/ROLE``.
 
-    For a loop of your own: return them from the compiled step at a few steps, and pass the numbers to
-    `depthmup_flax.compare_runs`. A role is that of `param_table`, of weights: ``input``, ``hidden+branch``, ``output``.
-    Each value is the root of the mean over a role's parameters of their mean square, over the factor that width and
-    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values. ``count``: of numbers.
+    `depthmup_flax.record_course` calls it in a loop of your own. A role is that of `param_table`, of weights:
+    ``input``, ``hidden+branch``, ``output``. Each value is the root of the mean over a role's parameters of their mean
+    square, over the factor that width and depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for
+    initial values. Of several tensors (layers of a stack are as many) ``KIND/ROLE/largest`` and ``/smallest`` are the
+    root mean squares of single ones. ``count``: of numbers; ``rule/ROLE``: the factor of updates.
 
     Args:
       info, rule: as for the optimizer.
@@ -55,39 +57,70 @@ def measures(
     """
     info = info_of(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
-    squares: dict[str, list[jax.Array]] = {}
+    squares: dict[str, list[jax.Array]] = {}  # of each parameter, [layers]
 
     def add(kind: str, leaf: ParamInfo, square: jax.Array) -> None:
         if leaf.role in MEASURED:
             squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square)
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(GRADIENT, leaf, mean_square(x, gradient_size(rule, leaf)))
+        add(GRADIENT, leaf, mean_squares(leaf, x, gradient_size(rule, leaf)))
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(PARAMETER, leaf, mean_square(leaf.uncarried(x, rule), parameter_size(rule, leaf)))
-        add(COUNT, leaf, jnp.float32(1 / x.size))
+        square = mean_squares(leaf, leaf.uncarried(x, rule), parameter_size(rule, leaf))
+        add(PARAMETER, leaf, square)
+        add(COUNT, leaf, jnp.full(square.shape, square.size / x.size, jnp.float32))
+        add(RULE, leaf, jnp.square(jnp.float32(update_size(rule, leaf, kinds[path]))).mean())
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        kind, size = kinds[path], mean_square
+        kind, size = kinds[path], mean_squares
         if kind in _SPECTRAL and leaf.is_matrix:
-            size = functools.partial(_square_singular_value, leaf)
-        add(UPDATE, leaf, size(x, update_size(rule, leaf, kind)))
+            size = _square_singular_values
+        add(UPDATE, leaf, size(leaf, x, update_size(rule, leaf, kind)))
 
     map_info(gradient, info, grads)
     if degree == 1 and momentum is not None:  # which is of scaled gradients
-        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, mean_square(x, 1.0)), info, momentum)
+        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, mean_squares(leaf, x, 1.0)), info, momentum)
     map_info(parameter, info, params)
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
-    means = {name: jnp.sqrt(jnp.stack(parts).mean()) for name, parts in squares.items()}
-    means |= {name: len(squares[name]) / means[name] ** 2 for name in means if name.startswith(COUNT)}
-    if degree == 1:
-        for name in [name for name in means if name.startswith(UPDATE)]:
-            role = name.partition("/")[2]
-            size = means.pop(f"{_MOMENTUM}/{role}", means[f"{GRADIENT}/{role}"])
-            means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(size, 1e-30)
-    return dict(sorted(means.items()))
+    kinds_of = lambda kind: [name.partition("/")[2] for name in squares if name.startswith(f"{kind}/")]
+    found: dict[str, jax.Array] = {}
+    for role in kinds_of(COUNT):
+        shares = squares.pop(f"{COUNT}/{role}")  # 1 / numbers of a layer
+        found[f"{COUNT}/{role}"] = len(shares) / jnp.stack([share[0] / share.size for share in shares]).mean()
+        for one in (LARGEST, SMALLEST):
+            found[f"{COUNT}/{role}/{one}"] = 1 / jnp.concatenate(shares).max()
+        found[f"{RULE}/{role}"] = jnp.sqrt(jnp.stack(squares.pop(f"{RULE}/{role}")).mean())
+    if degree != 1:
+        return dict(sorted((found | _sizes(squares)).items()))
+    directions = {
+        role: squares.pop(f"{_MOMENTUM}/{role}", squares[f"{GRADIENT}/{role}"]) for role in kinds_of(GRADIENT)
+    }
+    updates_of = {role: squares.pop(f"{UPDATE}/{role}") for role in kinds_of(UPDATE)}
+    for role, parts in updates_of.items():
+        means = [jnp.sqrt(jnp.stack([part.mean() for part in some]).mean()) for some in (parts, directions[role])]
+        found[f"{RELATIVE}/{role}"] = means[0] / jnp.maximum(means[1], 1e-30)
+        single = [jnp.sqrt(a) / jnp.maximum(jnp.sqrt(b), 1e-30) for a, b in zip(parts, directions[role], strict=True)]
+        found |= _extremes(f"{RELATIVE}/{role}", single)
+    return dict(sorted((found | _sizes(squares)).items()))
+
+
+def _sizes(squares: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
+    """Root mean squares of roles and of their largest and smallest tensors."""
+    found: dict[str, jax.Array] = {}
+    for name, parts in squares.items():
+        found[name] = jnp.sqrt(jnp.stack([part.mean() for part in parts]).mean())
+        found |= _extremes(name, [jnp.sqrt(part) for part in parts])
+    return found
+
+
+def _extremes(name: str, sizes: Sequence[jax.Array]) -> dict[str, jax.Array]:
+    """The largest and the smallest of several sizes."""
+    values = jnp.concatenate(sizes)
+    if values.size == 1:
+        return {}
+    return {f"{name}/{LARGEST}": values.max(), f"{name}/{SMALLEST}": values.min()}
 
 
 def parameter_size(rule: Parametrization, leaf: ParamInfo) -> Any:
@@ -120,7 +153,8 @@ def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -
 
     def part(path: str, leaf: ParamInfo, x: Any) -> Any:
         stride = 1 if kinds[path] in _SPECTRAL else math.prod(leaf.shape) // SAMPLE
-        axis = int(np.argmax(leaf.shape)) if leaf.shape else 0
+        within = [axis % len(leaf.shape) for axis in (*leaf.in_axes, *leaf.out_axes)] or range(len(leaf.shape))
+        axis = max(within, key=lambda axis: leaf.shape[axis], default=0)  # every layer of a stack stays
         if stride <= 1 or np.ndim(x) <= axis:
             return x
         return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, leaf.shape[axis]), axis)
@@ -139,8 +173,16 @@ def mean_square(x: jax.Array, scale: Any) -> jax.Array:
     return jnp.square(x.astype(jnp.float32) / scale).mean()
 
 
-def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
-    """The mean square of the singular values of matrices, over those that are not 0, whose number is that of examples.
+def mean_squares(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
+    """[layers] of ``x / scale``, in float32: those of a stack, else one."""
+    squares = jnp.square(x.astype(jnp.float32) / scale)
+    if not leaf.is_matrix:
+        return squares.mean()[None]
+    return squares.mean(tuple(axis % x.ndim for axis in (*leaf.in_axes, *leaf.out_axes))).reshape(-1)
+
+
+def _square_singular_values(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
+    """[layers] of the mean square of singular values, over those that are not 0, whose number is that of examples.
 
     By ``|U' y|^2 / |y|^2`` with ``y = U x`` for a random vector x: exact where they are equal.
     """
@@ -149,7 +191,7 @@ def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Arr
     matrices = (x.astype(jnp.float32) / scale).transpose(*others, *out, *into).reshape(-1, leaf.fan_out, leaf.fan_in)
     y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
     z = jnp.einsum("koi,ko->ki", matrices, y)
-    return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
+    return jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)
 
 
 def _at_base(leaf: ParamInfo) -> ParamInfo:

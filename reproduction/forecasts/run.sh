@@ -55,11 +55,11 @@ mlp_192x6_250  mlp  --target.width=192 --target.depth=6 --target.steps=250 --wid
 mlp_norm_160x8 mlp  --target.width=160 --target.depth=8 --target.steps=200 --widths=8,16,32 --depths=1,2,4 --config.model.norm=layer --config.seed=140
 gpt_64x10_150  gpt  --target.width=64 --target.depth=10 --target.steps=150 --widths=8,16,32 --depths=1,2,4 --config.seed=110
 gpt_96x4_200   gpt  --target.width=96 --target.depth=4 --target.steps=200 --widths=8,16,24,32 --config.seed=120
-conv_48x12_100 conv --target.width=48 --target.depth=12 --target.steps=100 --widths=8,12,16 --depths=3,4,6 --config.seed=70
+mlp_128x4_150  mlp  --target.width=128 --target.depth=4 --target.steps=150 --widths=8,16,24,32 --config.seed=170
 mlp_96x4_600   mlp  --target.width=96 --target.depth=4 --target.steps=600 --widths=8,16,32 --steps=75,150,300 --config.seed=150
-mlp_norm_64_800 mlp --target.width=64 --target.depth=8 --target.steps=800 --widths=8,16,32 --steps=50,100,200 --config.model.norm=layer --config.seed=160
-gpt_48x4_500   gpt  --target.width=48 --target.depth=4 --target.steps=500 --widths=8,16,24 --steps=50,100,200 --config.seed=130
-gpt_32x4_600   gpt  --target.width=32 --target.depth=4 --target.steps=600 --widths=8,12,16 --steps=25,50,100 --config.seed=140
+mlp_48x4_600   mlp  --target.width=48 --target.depth=4 --target.steps=600 --steps=50,75,100,150 --config.seed=160
+gpt_32x2_400   gpt  --target.width=32 --target.depth=2 --target.steps=400 --steps=50,75,100,150 --config.seed=130
+mlp_norm_32_800 mlp --target.width=32 --target.depth=6 --target.steps=800 --steps=50,100,150,200 --config.model.norm=layer --config.seed=180
 "
 
 register() {

@@ -85,8 +85,8 @@ class TargetForecast(Forecast):
             )
         if factors[STEPS] > 1:
             lines.append(
-                "Warning: what only long runs learn is not foreseen, and the interval is wider for it. Targets of 3 to 8 "
-                "times the longest rung's steps were checked; use rungs of the target's steps."
+                "Warning: what only long runs learn is not foreseen, and the interval is wider for it. Targets of 3 to "
+                "8 times the longest rung's steps were checked; use rungs of the target's steps."
             )
         if unlearned := sum(np.mean(rung.losses) > _OF_CHANCE * (self.chance or math.inf) for rung in self.rungs):
             lines.append(
