@@ -47,7 +47,7 @@ def record_course(
       optimizer: the whole optimizer, with rate and decay: of this package, or of optax.
       info, rule: what the audit says of the model, and the rule, as for `depthmup_flax.adamw`.
       degree, geometry: as in `depthmup_flax.measures`; for SGD ``degree=1``.
-      **numbers: what both runs must share, such as ``batch_size=64, weight_decay=0.1``.
+      **numbers: what both runs must share beside the bits of parameters, such as ``batch_size=64, weight_decay=0.1``.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -59,12 +59,14 @@ def record_course(
     def init(params: ArrayTree) -> RecordedState:
         state = inner.init(params)
         names = jax.eval_shape(measured, params, params, params, state)
+        bits = [jnp.finfo(x.dtype).bits for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
+        shared = {"parameter_bits": min(bits, default=0), **numbers}
         return RecordedState(
             inner=state,
             step=jnp.zeros((), jnp.int32),
             columns={name: jnp.full(len(STEPS), jnp.nan) for name in (*names, LOSS)},
             loss_sum=jnp.zeros(()),
-            numbers={name: jnp.asarray(value, jnp.float32) for name, value in numbers.items()},
+            numbers={name: jnp.asarray(value, jnp.float32) for name, value in shared.items()},
         )
 
     def update(

@@ -24,11 +24,12 @@ Columns = Mapping[str, Sequence[Any]]
 # larger networks are ahead. Adam's rate shows in the mean over roles of updates.
 LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.17, GRADIENT: 8.0}
 # The same of the largest and the smallest tensor of a role, over the mean of the role.
-TENSOR_LIMITS = {PARAMETER: 1.25, UPDATE: 1.3, RELATIVE: 1.3, GRADIENT: 4.0}
+TENSOR_LIMITS = {PARAMETER: 1.25, UPDATE: 1.3, RELATIVE: 1.3, GRADIENT: 5.0}
 MEAN_LIMIT, LAST = 1.17, 2
 DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
-# The loss must have fallen by this part of what the reference's has, once that is this part of its first.
-LEARNED, LEAST_LEARNED = 0.35, 0.35
+# The loss must have fallen by this part of what the reference's has, once that is this part of its first, from this
+# step on: before, the noise of batches is as large.
+LEARNED, LEAST_LEARNED, FIRST_OF_LOSS = 0.35, 0.35, 16
 _STILL = 0.05  # updates that are a smaller part of the reference's are none
 _ORDER = (NUMBER, *LIMITS, LOSS)
 _CAUSES = {
@@ -114,7 +115,7 @@ class Comparison:
 
     def _learned(self, i: int) -> list[float]:
         """By how much the loss has fallen to a step over how much the reference's has; nothing where that is little."""
-        if LOSS not in self.run or i == 0:
+        if LOSS not in self.run or self.run[STEP][0] != 1 or self.run[STEP][i] < FIRST_OF_LOSS:
             return []
         (start, now), (own_start, own_now) = ((x[LOSS][0], x[LOSS][i]) for x in (self.reference, self.run))
         if None in (start, now, own_start, own_now) or start - now < LEAST_LEARNED * start:
@@ -170,14 +171,14 @@ def _cause(comparison: Comparison, same: Sequence[Deviation]) -> str:
     """What was done, where the factors show it, else what is usual."""
     kind = same[0].kind
     if kind in _OF_A_TENSOR and all(of_a_tensor(one.name) for one in same):
-        still = kind != PARAMETER and all(one.name.endswith(SMALLEST) for one in same)
+        still = kind in (UPDATE, RELATIVE) and all(one.name.endswith(SMALLEST) for one in same)
         return f"Cause: {f'one tensor does not train, or hardly: {_FROZEN}' if still else _OF_A_TENSOR[kind]}."
     if kind == UPDATE:
-        return _cause_of_updates(comparison, comparison.run[STEP].index(same[0].step))
+        return _cause_of_updates(comparison, comparison.run[STEP].index(same[0].step), same)
     return f"Usual cause: {_CAUSES[kind]}."
 
 
-def _cause_of_updates(comparison: Comparison, i: int) -> str:
+def _cause_of_updates(comparison: Comparison, i: int, same: Sequence[Deviation]) -> str:
     """What the factors of roles at the i-th step show."""
     named = {name: factors[i] for name, factors in comparison.factors.items() if kind_of(name) == UPDATE}
     roles = {name.partition("/")[2]: x for name, x in named.items() if not (of_a_tensor(name) or math.isnan(x))}
@@ -188,6 +189,8 @@ def _cause_of_updates(comparison: Comparison, i: int) -> str:
     lacking = {role: _lacking(comparison, role, i) for role in roles}
     if all(max(x / lacking[role], lacking[role] / x) < LIMITS[UPDATE] for role, x in roles.items()):
         return "Cause: the optimizer has no rule, such as plain optax: use dm.adamw(rate, audit.info)."
+    if any(of_a_tensor(one.name) for one in same):
+        return f"Cause: {_OF_A_TENSOR[UPDATE]}."
     return f"Usual cause: {_CAUSES[UPDATE]}."
 
 

@@ -13,7 +13,6 @@ import optax
 
 from depthmup_flax.rule.measures import measures, sampled
 from depthmup_flax.rule.parametrization import Parametrization
-from depthmup_flax.rule.recorded import LOSS
 from depthmup_flax.trainer.engine.task import NO_COURSE, Course, Hyper, TrainState
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -71,12 +70,11 @@ def recorder_of(
         # The step's own updates would have to be kept in memory, and its parameters could not be replaced in place.
         updates = jax.tree.map(jnp.subtract, after, before)
         found = measures(of_sample, rule_under(hyper), gradients, updates, before, momentum, **known)
-        found[LOSS] = state.last_loss
         column = jnp.stack([found[name].astype(jnp.float32) for name in course.names])[:, None]
         return (jnp.where(row, column, *state.course),)
 
     measured = functools.partial(measures, info, rule_under({}), **known)
-    course = Course.of((*jax.eval_shape(measured, params, params, params), LOSS), total_steps)
+    course = Course.of(tuple(jax.eval_shape(measured, params, params, params)), total_steps)
     return Recorder(course, sample, record)
 
 
