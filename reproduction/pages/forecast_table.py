@@ -154,9 +154,10 @@ def _half_rate(checks: Sequence[dict[str, Any]]) -> str:
     limits = np.array([[math.log(one.most / one.loss)] for one in some])
     power = stats.norm.sf(stats.norm.isf(0.05) * (1 - np.array(costs) / limits)).mean()
     return (
-        f"**Half of the best rate** costs {np.median(costs):.1%} of the test loss in the median of {len(costs)} sizes of "
-        f"these networks ({min(costs):.1%} to {max(costs):.1%}); at equal steps the limit is {np.median(limits):.1%} above "
-        f"the forecast. So its power is {power:.2f}: a forecast does not see a wrong rate."
+        f"**Half of the best rate** costs {np.median(costs):.1%} of the test loss in the median of {len(costs)} sizes "
+        f"of these networks ({min(costs):.1%} to {max(costs):.1%}); at equal steps the limit is "
+        f"{np.median(limits):.1%} above the forecast. So its power is {power:.2f}: a forecast does not see a wrong "
+        "rate."
     )
 
 
