@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.rule.factor import Factor, broadcastable
-from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name
+from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name, template
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 UPDATE, GRADIENT, PARAMETER, COUNT, RULE = "update", "gradient", "parameter", "count", "rule"
 RELATIVE, _MOMENTUM = "update_per_direction", "momentum"  # of directions that are linear in the gradient
 LARGEST, SMALLEST = "largest", "smallest"  # of the tensors of a role: one that is wrong is lost in their mean
+Parts = list[tuple[str, jax.Array]]  # place in a layer and mean squares [layers] of each parameter
 # Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
 SAMPLE = 2**12
@@ -42,8 +43,8 @@ def measures(
     `depthmup_flax.record_course` calls it in a loop of your own. A role is that of `param_table`, of weights:
     ``input``, ``hidden+branch``, ``output``. Each value is the root of the mean over a role's parameters of their mean
     square, over the factor that width and depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for
-    initial values. Of several tensors (layers of a stack are as many) ``KIND/ROLE/largest`` and ``/smallest`` are the
-    root mean squares of single ones. ``count``: of numbers; ``rule/ROLE``: the factor of updates.
+    initial values. Of tensors in several layers ``KIND/ROLE/largest`` and ``/smallest`` are the root mean squares of
+    single ones over that of all at the same place in other layers. ``count``: of numbers; ``rule/ROLE``: the factor of updates.
 
     Args:
       info, rule: as for the optimizer.
@@ -57,70 +58,70 @@ def measures(
     """
     info = info_of(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
-    squares: dict[str, list[jax.Array]] = {}  # of each parameter, [layers]
+    squares: dict[str, Parts] = {}
 
-    def add(kind: str, leaf: ParamInfo, square: jax.Array) -> None:
+    def add(kind: str, path: str, leaf: ParamInfo, square: jax.Array) -> None:
         if leaf.role in MEASURED:
-            squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square)
+            squares.setdefault(f"{kind}/{leaf.role_name}", []).append((template(path), square))
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(GRADIENT, leaf, mean_squares(leaf, x, gradient_size(rule, leaf)))
+        add(GRADIENT, path, leaf, mean_squares(leaf, x, gradient_size(rule, leaf)))
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         square = mean_squares(leaf, leaf.uncarried(x, rule), parameter_size(rule, leaf))
-        add(PARAMETER, leaf, square)
-        add(COUNT, leaf, jnp.full(square.shape, square.size / x.size, jnp.float32))
-        add(RULE, leaf, jnp.square(jnp.float32(update_size(rule, leaf, kinds[path]))).mean())
+        add(PARAMETER, path, leaf, square)
+        add(COUNT, path, leaf, jnp.full(square.shape, square.size / x.size, jnp.float32))
+        add(RULE, path, leaf, jnp.square(jnp.float32(update_size(rule, leaf, kinds[path]))).mean()[None])
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
         kind, size = kinds[path], mean_squares
         if kind in _SPECTRAL and leaf.is_matrix:
             size = _square_singular_values
-        add(UPDATE, leaf, size(leaf, x, update_size(rule, leaf, kind)))
+        add(UPDATE, path, leaf, size(leaf, x, update_size(rule, leaf, kind)))
+
+    def momentum_of(path: str, leaf: ParamInfo, x: jax.Array) -> None:
+        add(_MOMENTUM, path, leaf, mean_squares(leaf, x, 1.0))
 
     map_info(gradient, info, grads)
     if degree == 1 and momentum is not None:  # which is of scaled gradients
-        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, mean_squares(leaf, x, 1.0)), info, momentum)
+        map_info(momentum_of, info, momentum)
     map_info(parameter, info, params)
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
-    kinds_of = lambda kind: [name.partition("/")[2] for name in squares if name.startswith(f"{kind}/")]
     found: dict[str, jax.Array] = {}
-    for role in kinds_of(COUNT):
-        shares = squares.pop(f"{COUNT}/{role}")  # 1 / numbers of a layer
+    for role in [name.partition("/")[2] for name in squares if name.startswith(f"{COUNT}/")]:
+        shares = [share for _, share in squares.pop(f"{COUNT}/{role}")]  # 1 / numbers of a layer
         found[f"{COUNT}/{role}"] = len(shares) / jnp.stack([share[0] / share.size for share in shares]).mean()
         for one in (LARGEST, SMALLEST):
             found[f"{COUNT}/{role}/{one}"] = 1 / jnp.concatenate(shares).max()
-        found[f"{RULE}/{role}"] = jnp.sqrt(jnp.stack(squares.pop(f"{RULE}/{role}")).mean())
-    if degree != 1:
-        return dict(sorted((found | _sizes(squares)).items()))
-    directions = {
-        role: squares.pop(f"{_MOMENTUM}/{role}", squares[f"{GRADIENT}/{role}"]) for role in kinds_of(GRADIENT)
-    }
-    updates_of = {role: squares.pop(f"{UPDATE}/{role}") for role in kinds_of(UPDATE)}
-    for role, parts in updates_of.items():
-        means = [jnp.sqrt(jnp.stack([part.mean() for part in some]).mean()) for some in (parts, directions[role])]
-        found[f"{RELATIVE}/{role}"] = means[0] / jnp.maximum(means[1], 1e-30)
-        single = [jnp.sqrt(a) / jnp.maximum(jnp.sqrt(b), 1e-30) for a, b in zip(parts, directions[role], strict=True)]
-        found |= _extremes(f"{RELATIVE}/{role}", single)
-    return dict(sorted((found | _sizes(squares)).items()))
-
-
-def _sizes(squares: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
-    """Root mean squares of roles and of their largest and smallest tensors."""
-    found: dict[str, jax.Array] = {}
+        found[f"{RULE}/{role}"] = _root(squares.pop(f"{RULE}/{role}"))
+        if degree == 1:
+            own = squares.pop(f"{UPDATE}/{role}")
+            direction = squares.pop(f"{_MOMENTUM}/{role}", squares[f"{GRADIENT}/{role}"])
+            found[f"{RELATIVE}/{role}"] = _root(own) / jnp.maximum(_root(direction), 1e-30)
+            pairs = zip(own, direction, strict=True)
+            found |= _extremes(f"{RELATIVE}/{role}", [(name, a / jnp.maximum(b, 1e-30)) for (name, a), (_, b) in pairs])
     for name, parts in squares.items():
-        found[name] = jnp.sqrt(jnp.stack([part.mean() for part in parts]).mean())
-        found |= _extremes(name, [jnp.sqrt(part) for part in parts])
-    return found
+        found |= {name: _root(parts), **_extremes(name, parts)}
+    return dict(sorted(found.items()))
 
 
-def _extremes(name: str, sizes: Sequence[jax.Array]) -> dict[str, jax.Array]:
-    """The largest and the smallest of several sizes."""
-    values = jnp.concatenate(sizes)
-    if values.size == 1:
+def _root(parts: Parts) -> jax.Array:
+    """Of the mean over parameters of their mean squares."""
+    return jnp.sqrt(jnp.stack([part.mean() for _, part in parts]).mean())
+
+
+def _extremes(name: str, parts: Parts) -> dict[str, jax.Array]:
+    """The largest and the smallest tensor, each over the mean of those at its place in other layers."""
+    places: dict[str, list[jax.Array]] = {}
+    for place, part in parts:
+        places.setdefault(place, []).append(part)
+    layers = [values for some in places.values() if (values := jnp.concatenate(some)).size > 1]
+    if not layers:
         return {}
-    return {f"{name}/{LARGEST}": values.max(), f"{name}/{SMALLEST}": values.min()}
+    over_mean = [values / jnp.maximum(values.mean(), 1e-30) for values in layers]
+    ratios = jnp.sqrt(jnp.concatenate([jnp.where(x.mean() > 0, x, 1.0) for x in over_mean]))
+    return {f"{name}/{LARGEST}": ratios.max(), f"{name}/{SMALLEST}": ratios.min()}
 
 
 def parameter_size(rule: Parametrization, leaf: ParamInfo) -> Any:

@@ -24,7 +24,7 @@ from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, RU
 from depthmup_flax.rule.recorded import LOSS, NUMBERS, STEP, recorded_columns
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
-from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of
+from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of, of_a_tensor
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.util.errors import InputError, listed
 from depthmup_flax.util.types import Json
@@ -100,7 +100,7 @@ def compared(reference: Json, run: Json) -> Comparison:
         except InputError:  # an optimizer whose rule over batch size and steps is not known
             return _joined(_only(columns, PARAMETER, GRADIENT), own, numbers)
         before, columns[RATE] = columns[RATE], after
-        for name in [name for name in columns if kind_of(name) in (UPDATE, RELATIVE)]:
+        for name in [name for name in columns if kind_of(name) in (UPDATE, RELATIVE) and not of_a_tensor(name)]:
             factors = (new / old if old else math.nan for new, old in zip(after, before, strict=True))
             columns[name] = [a and a * b for a, b in zip(columns[name], factors, strict=True)]
         if theirs.train.batch_size != size:  # noise, and so gradients and updates, depend on the batch size
@@ -141,9 +141,8 @@ def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[s
 
     def mean(name: str) -> list[Any]:
         rows = zip(*(course[name] for course in courses), strict=False)  # as far as all of them have come
-        return [
-            factors.get(kind_of(name), 1.0) * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows
-        ]
+        factor = 1.0 if of_a_tensor(name) else factors.get(kind_of(name), 1.0)
+        return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
 
     first = min(courses, key=lambda course: len(course[STEP]))
     return {STEP: list(first[STEP]), **{name: mean(name) for name in first if name != STEP}}

@@ -2,8 +2,8 @@
 
     python -m reproduction.course.loops OUT [NETWORK ...]
 
-Writes OUT/NETWORK.jsonl: network, fault, size, seed and the columns of each run. Two networks calibrate the limits, two
-test them (`TEST`); the latter were trained once, after the limits were committed.
+Writes OUT/NETWORK.jsonl: network, fault, size, seed and the columns of each run. Two networks test the limits (`TEST`)
+and were first trained after these were committed; the others calibrated them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 
 import depthmup_flax as dm
 from depthmup_flax.rule.recorded import recorded_columns
-from examples import linen_scan_vit
+from examples import linen_scan_vit, nnx_text
 from reproduction.course import networks
 
 RULE = dm.get_parametrization("depth_mup")
@@ -91,6 +91,11 @@ def characters() -> tuple[np.ndarray, np.ndarray]:
     _, codes = np.unique(list(pathlib.Path(argparse.__file__).read_text(encoding="utf-8")), return_inverse=True)
     windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int32), CONTEXT + 1)
     return windows[:, :-1], windows[:, -1]
+
+
+def symbols() -> np.ndarray:
+    """The numbers of the characters of `characters`."""
+    return characters()[1]
 
 
 def one_hot_characters() -> tuple[Any, Any]:
@@ -161,7 +166,15 @@ NETWORKS: Mapping[str, Network] = {
         "blocks/2/",
     ),
     "gated MLP": Network(
-        of_nnx(Gated), one_hot_characters, [(32, 2), (64, 8)], 4e-3, "blocks/4/up/kernel", "blocks/6/"
+        of_nnx(Gated), one_hot_characters, [(32, 2), (64, 6)], 4e-3, "blocks/4/up/kernel", "blocks/3/"
+    ),
+    "text transformer": Network(
+        of_nnx(lambda width, depth, rngs: nnx_text.Transformer(width, depth, int(symbols().max()) + 1, rngs=rngs)),
+        lambda: nnx_text.data(pathlib.Path(argparse.__file__))[0],
+        [(32, 2), (64, 6)],
+        3e-3,
+        "blocks/3/down/kernel",
+        "blocks/4/",
     ),
     "scanned ViT": Network(
         of_linen(linen_scan_vit.ViT),
@@ -173,7 +186,7 @@ NETWORKS: Mapping[str, Network] = {
         layer=3,
     ),
 }
-TEST = ("gated MLP", "scanned ViT")
+TEST = ("gated MLP", "text transformer")
 
 
 def on_part(tree: Params, network: Network, part: str, function: Callable[[Any], Any]) -> Params:
@@ -200,6 +213,7 @@ class Case:
     start: float = 1.0  # times its initial value
     block: float = 1.0  # times its update
     random: bool = False
+    plain: bool = False  # optax's own optimizer
 
 
 def cases(m: float) -> dict[str, Case]:
@@ -214,10 +228,11 @@ def cases(m: float) -> dict[str, Case]:
         "rate x 2": Case(rate=2.0),
         "rate / 2": Case(rate=0.5),
         "warm-up forgotten": Case(warmup=False),
+        "plain optax": Case(plain=True),
     }
 
 
-OF_PROGRAMS = ("wrong base", "plain optax", "bf16 parameters")
+OF_PROGRAMS = ("wrong base", "bf16 parameters")
 FAULTS = (*cases(1.0), *OF_PROGRAMS)
 
 
@@ -243,15 +258,16 @@ def runs(name: str, size: tuple[int, int], lanes: Sequence[tuple[int, Case]], fa
         keys = jax.random.split(jax.random.key(seed))
         rate = case["rate"] * network.rate
         warmed = lambda step: rate * jnp.where(case["warmup"], jnp.minimum(1.0, (step + 1) / WARMUP), 1.0)
-        inner = dm.adamw(warmed, info, RULE, weight_decay=case["decay"])
-        if fault == "plain optax":
-            inner = optax.adamw(warmed, weight_decay=DECAY)
+        right, plain = dm.adamw(warmed, info, RULE, weight_decay=case["decay"]), optax.adamw(warmed, weight_decay=DECAY)
 
-        def changed(updates: Params, params: Params) -> Params:
+        def update(gradients: Params, states: Any, params: Params) -> tuple[Params, Any]:
+            updates, state = right.update(gradients, states[0], params)
+            without, other = plain.update(gradients, states[1], params)
+            updates = jax.tree.map(lambda a, b: jnp.where(case["plain"], b, a), updates, without)
             updates = on_part(updates, network, network.matrix, lambda x: case["matrix"] * x)
-            return on_part(updates, network, network.block, lambda x: case["block"] * x)
+            return on_part(updates, network, network.block, lambda x: case["block"] * x), (state, other)
 
-        inner = optax.chain(inner, optax.stateless(changed))
+        inner = optax.GradientTransformation(lambda params: (right.init(params), plain.init(params)), update)
         optimizer = dm.record_course(inner, info, RULE, batch_size=case["batch"], weight_decay=case["decay"])
         params = fresh(keys[0])
         if size != base_size:

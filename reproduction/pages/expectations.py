@@ -188,8 +188,8 @@ def written(sentences: Sequence[str]) -> str:
         lines.append(f"| {sentence} | {row.cells} | {row.command} | {', '.join(row.numbers())} |")
     return (
         "# What is said, and of which cells\n\nEach sentence of [README](../../README.md)'s *What to expect*, what it "
-        "rests on, how to make it again, and its numbers as [other code](expectations.py) computes them from the committed "
-        "records; a test compares them.\n\n" + "\n".join(lines) + "\n"
+        "rests on, how to make it again, and its numbers as [other code](expectations.py) computes them from the "
+        "committed records; a test compares them.\n\n" + "\n".join(lines) + "\n"
     )
 
 

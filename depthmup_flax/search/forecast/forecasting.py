@@ -66,6 +66,8 @@ class TargetForecast(Forecast):
         factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}
         beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
         beyond = f"{beyond} that of any rung; " if beyond else ""
+        averaged = not math.isclose(self.loss, self.fits[0].loss, rel_tol=1e-9)
+        by = ", by the law and what checked targets gained" if averaged else ""
         lines = [
             *Table(("width", "depth", "steps", "parameters", name, "seeds"), [*map(shown, self.rungs)], ">>>>>>").lines,
             "",
@@ -73,7 +75,7 @@ class TargetForecast(Forecast):
             "",
             seeds,
             f"target: width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples",
-            f"forecast of one run: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+            f"forecast of one run{by}: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
             self.test,
             f"extrapolation: {beyond}cost {cost_ratio:.3g} times that of the largest "
             f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)",
@@ -110,11 +112,11 @@ class TargetForecast(Forecast):
         """The loss above which a run is worse than forecast, and how often one without any gain is found so."""
         if self.tells:
             return (
-                f"test: a run above {self.most:.4g} is worse than forecast (so is 1 good run in 20); of runs that gain "
-                f"nothing over the best rung, {self.best:.4g}, {self.power:.0%} are above"
+                f"test: a run above {self.most:.4g} is worse than forecast (so is 1 good run in 20);\n"
+                f"of runs that gain nothing over the best rung, {self.best:.4g}, {self.power:.0%} are above"
             )
         return (
-            f"test: cannot tell. The interval reaches to the best rung's own loss, {self.best:.4g}: a run that gains "
+            f"test: cannot tell. The interval reaches to the best rung's own loss, {self.best:.4g}: a run that gains\n"
             "nothing may pass. Use more --seeds, larger rungs, or a larger target."
         )
 
