@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,7 +43,8 @@ def measures(
     ``input``, ``hidden+branch``, ``output``. Each value is the root of the mean over a role's parameters of their mean
     square, over the factor that width and depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for
     initial values. Of tensors in several layers ``KIND/ROLE/largest`` and ``/smallest`` are the root mean squares of
-    single ones over that of all at the same place in other layers. ``count``: of numbers; ``rule/ROLE``: the factor of updates.
+    single ones over that of all at the same place in other layers. ``count``: of numbers; ``rule/ROLE``: the factor of
+    updates.
 
     Args:
       info, rule: as for the optimizer.

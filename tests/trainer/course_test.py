@@ -220,7 +220,7 @@ def columns_of(**values):
 @pytest.mark.parametrize(
     ("values", "cause"),
     [
-        ({"update__hidden": 1.1, "update__hidden__largest": 2.2}, "one tensor lacks the rule's factor"),
+        ({"update__hidden": 1.1, "update__hidden__largest": 2.0}, "one tensor lacks the rule's factor"),
         ({"update__hidden": 0.9, "update__hidden__smallest": 0.0}, "one tensor does not train"),
         ({"parameter__hidden__largest": 1.8}, "the initial values of one tensor"),
         ({"update__hidden": 2.0, "update__input": 2.0}, "the learning rate"),
@@ -229,9 +229,6 @@ def columns_of(**values):
     ],
 )
 def test_one_wrong_tensor_is_seen_beside_its_role_and_the_sentence_says_what_was_done(values, cause):
-    if "update__hidden__largest" not in values:
-        scale = values.get("update__hidden", 1.0)
-        values = {"update__hidden__largest": 1.1 * scale, "update__hidden__smallest": 0.9 * scale, **values}
     comparison = dm.compare_runs(columns_of(), columns_of(**values))
     assert not comparison.on_course
     assert cause in comparison.sentence
@@ -318,8 +315,20 @@ def test_layers_of_a_stack_are_tensors_of_their_own(axes):
     assert float(found["update/hidden"]) == pytest.approx(6**0.5)
     assert ("update/hidden/largest" in found) == bool(axes[0])
     if axes[0]:
-        assert [float(found[f"update/hidden/{one}"]) for one in ("largest", "smallest")] == [4.0, 1.0]
+        sizes = [float(found[f"update/hidden/{one}"]) for one in ("largest", "smallest")]
+        assert sizes == pytest.approx([4 / 6**0.5, 1 / 6**0.5])
         assert float(found["count/hidden/largest"]) == 16
+
+
+def test_a_small_tensor_is_no_deviation_where_those_at_its_place_in_other_layers_are_as_small():
+    info = {f"{i}": {name: dm.ParamInfo(Role.HIDDEN, (4, 4)) for name in ("query", "value")} for i in range(3)}
+    ones = jax.tree.map(lambda one: jnp.ones(one.shape), info, is_leaf=lambda x: isinstance(x, dm.ParamInfo))
+    small = {i: {"query": 0.01 * layer["query"], "value": layer["value"]} for i, layer in ones.items()}
+    found = dm.measures(info, dm.get_parametrization(), small, ones, ones)
+    assert float(found["gradient/hidden/smallest"]) == pytest.approx(1.0)
+    one = {**small, "1": {"query": 0.01 * small["1"]["query"], "value": small["1"]["value"]}}
+    found = dm.measures(info, dm.get_parametrization(), one, ones, ones)
+    assert float(found["gradient/hidden/smallest"]) == pytest.approx(0.01 * (3 / (2 + 1e-4)) ** 0.5)
 
 
 @pytest.mark.parametrize(("factor", "count", "on_course"), [(1.8, 36, True), (1.8, 3600, False), (3, 36, False)])
