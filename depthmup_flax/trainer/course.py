@@ -39,7 +39,7 @@ _SHARED = (
     *(f"optimizer.{name}" for name in ("schedule", "final_fraction", "decay_fraction", "decay_shape")),
     *("optimizer.decay_width_exponent", "optimizer.clip_rms", "optimizer.frozen", "label_smoothing"),
 )
-_RESCALED = ("warmup_steps", "weight_decay", "momentum", "b1", "b2")
+_RESCALED = ("weight_decay", "momentum", "b1", "b2")  # the warm-up shows in the rate
 # Fields of a config that must be equal for a comparison.
 _SAME = (
     *(f"parametrization.{name}" for name in ("preset", "alpha", "gamma", "inner_gamma", "width")),
