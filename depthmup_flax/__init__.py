@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
         Role,
         get_parametrization,
     )
+    from depthmup_flax.rule.recorded import record_course
     from depthmup_flax.search.forecast.forecasting import forecast
     from depthmup_flax.search.forecast.ladder import LadderPlan
     from depthmup_flax.search.ladder.ladder import Ladder, ladder
@@ -45,7 +46,7 @@ if TYPE_CHECKING:  # each is imported at its first use, so that reading records 
     from depthmup_flax.search.tune.searches import Search, search_of
     from depthmup_flax.search.tune.tuning import proxy_config, tune
     from depthmup_flax.storage.sweep_records import read_records
-    from depthmup_flax.trainer.course import compare_runs
+    from depthmup_flax.trainer.course import compare_runs, save_course
     from depthmup_flax.trainer.engine.task import Task
     from depthmup_flax.trainer.runs.trained import TrainedRun, load_run
     from depthmup_flax.util.errors import InputError
@@ -58,9 +59,9 @@ __all__ = [
     "adamw", "at_scale", "attention_fn", "audit", "baked", "checked_network", "clip_by_global_rms",
     "clip_grad_rms_", "compare_runs", "coord_check", "create_model", "depthmup", "entrywise", "export", "forecast",
     "freeze", "get_parametrization", "ladder", "load_run", "make_report", "measures", "muon", "muon_geometry",
-    "muonh", "param_groups", "param_table", "powers_of_two", "proxy_config", "read_records", "rescale_init",
-    "rescale_init_", "rescaled_before", "rescaled_hyperparameters", "scale_by_depthmup", "search_of", "sgd",
-    "sweep", "sweep_config", "tune",
+    "muonh", "param_groups", "param_table", "powers_of_two", "proxy_config", "read_records", "record_course",
+    "rescale_init", "rescale_init_", "rescaled_before", "rescaled_hyperparameters", "save_course",
+    "scale_by_depthmup", "search_of", "sgd", "sweep", "sweep_config", "tune",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -138,7 +138,7 @@ def loss_limits(rows: Sequence[Row]) -> tuple[float, float, bool]:
 
 def draw_course(reference: Mapping[str, Sequence[Any]], run: Mapping[str, Sequence[Any]]) -> Figure:
     """Columns of two runs by step, a panel for each kind and a color for each role; see `dm.compare_runs`."""
-    names = [name for name in run if name != "step"]
+    names = [name for name in run if name != "step" and name.count("/") < 2]  # not of single tensors
     kinds = list(dict.fromkeys(name.partition("/")[0] for name in names))
     roles = list(dict.fromkeys(role for name in names if (role := name.partition("/")[2])))
     palette = dict(zip(["", *roles], [(0.3, 0.3, 0.3, 1.0), *style.colors(range(len(roles))).values()], strict=True))

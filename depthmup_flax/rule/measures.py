@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -12,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from depthmup_flax.rule.factor import Factor, broadcastable
-from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name
+from depthmup_flax.rule.info_trees import info_of, is_info, map_info, named_geometries, path_name, template
 from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
-UPDATE, GRADIENT, PARAMETER, COUNT = "update", "gradient", "parameter", "count"
+UPDATE, GRADIENT, PARAMETER, COUNT, RULE = "update", "gradient", "parameter", "count", "rule"
 RELATIVE, _MOMENTUM = "update_per_direction", "momentum"  # of directions that are linear in the gradient
+LARGEST, SMALLEST = "largest", "smallest"  # of the tensors of a role: one that is wrong is lost in their mean
+Parts = list[tuple[str, jax.Array]]  # place in a layer and mean squares [layers] of each parameter
 # Biases and norm scales are few numbers: their gradients differ by factors of ten between seeds.
 MEASURED = (Role.INPUT, Role.HIDDEN, Role.OUTPUT)
 SAMPLE = 2**12
@@ -38,10 +39,12 @@ def measures(
 ) -> dict[str, jax.Array]:
     """``update/ROLE``, ``gradient/ROLE`` and ``parameter/ROLE`` of one step, about equal at all sizes; ``count/ROLE``.
 
-    For a loop of your own: return them from the compiled step at a few steps, and pass the numbers to
-    `depthmup_flax.compare_runs`. A role is that of `param_table`, of weights: ``input``, ``hidden+branch``, ``output``.
-    Each value is the root of the mean over a role's parameters of their mean square, over the factor that width and
-    depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for initial values. ``count``: of numbers.
+    `depthmup_flax.record_course` calls it in a loop of your own. A role is that of `param_table`, of weights:
+    ``input``, ``hidden+branch``, ``output``. Each value is the root of the mean over a role's parameters of their mean
+    square, over the factor that width and depth have in it: TP6 Definition 6.1 for gradients and updates, Table 2 for
+    initial values. Of tensors in several layers ``KIND/ROLE/largest`` and ``/smallest`` are the root mean squares of
+    single ones over that of all at the same place in other layers. ``count``: of numbers; ``rule/ROLE``: the factor of
+    updates.
 
     Args:
       info, rule: as for the optimizer.
@@ -55,39 +58,70 @@ def measures(
     """
     info = info_of(info)
     kinds = named_geometries(info, Geometry.SIGN if geometry is None else geometry)
-    squares: dict[str, list[jax.Array]] = {}
+    squares: dict[str, Parts] = {}
 
-    def add(kind: str, leaf: ParamInfo, square: jax.Array) -> None:
+    def add(kind: str, path: str, leaf: ParamInfo, square: jax.Array) -> None:
         if leaf.role in MEASURED:
-            squares.setdefault(f"{kind}/{leaf.role_name}", []).append(square)
+            squares.setdefault(f"{kind}/{leaf.role_name}", []).append((template(path), square))
 
     def gradient(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(GRADIENT, leaf, mean_square(x, gradient_size(rule, leaf)))
+        add(GRADIENT, path, leaf, mean_squares(leaf, x, gradient_size(rule, leaf)))
 
     def parameter(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        add(PARAMETER, leaf, mean_square(leaf.uncarried(x, rule), parameter_size(rule, leaf)))
-        add(COUNT, leaf, jnp.float32(1 / x.size))
+        square = mean_squares(leaf, leaf.uncarried(x, rule), parameter_size(rule, leaf))
+        add(PARAMETER, path, leaf, square)
+        add(COUNT, path, leaf, jnp.full(square.shape, square.size / x.size, jnp.float32))
+        add(RULE, path, leaf, jnp.square(jnp.float32(update_size(rule, leaf, kinds[path]))).mean()[None])
 
     def update(path: str, leaf: ParamInfo, x: jax.Array) -> None:
-        kind, size = kinds[path], mean_square
+        kind, size = kinds[path], mean_squares
         if kind in _SPECTRAL and leaf.is_matrix:
-            size = functools.partial(_square_singular_value, leaf)
-        add(UPDATE, leaf, size(x, update_size(rule, leaf, kind)))
+            size = _square_singular_values
+        add(UPDATE, path, leaf, size(leaf, x, update_size(rule, leaf, kind)))
+
+    def momentum_of(path: str, leaf: ParamInfo, x: jax.Array) -> None:
+        add(_MOMENTUM, path, leaf, mean_squares(leaf, x, 1.0))
 
     map_info(gradient, info, grads)
     if degree == 1 and momentum is not None:  # which is of scaled gradients
-        map_info(lambda path, leaf, x: add(_MOMENTUM, leaf, mean_square(x, 1.0)), info, momentum)
+        map_info(momentum_of, info, momentum)
     map_info(parameter, info, params)
     if degree is not None:
         map_info(update, info, jax.tree.map(moved, params, updates))
-    means = {name: jnp.sqrt(jnp.stack(parts).mean()) for name, parts in squares.items()}
-    means |= {name: len(squares[name]) / means[name] ** 2 for name in means if name.startswith(COUNT)}
-    if degree == 1:
-        for name in [name for name in means if name.startswith(UPDATE)]:
-            role = name.partition("/")[2]
-            size = means.pop(f"{_MOMENTUM}/{role}", means[f"{GRADIENT}/{role}"])
-            means[f"{RELATIVE}/{role}"] = means.pop(name) / jnp.maximum(size, 1e-30)
-    return dict(sorted(means.items()))
+    found: dict[str, jax.Array] = {}
+    for role in [name.partition("/")[2] for name in squares if name.startswith(f"{COUNT}/")]:
+        shares = [share for _, share in squares.pop(f"{COUNT}/{role}")]  # 1 / numbers of a layer
+        found[f"{COUNT}/{role}"] = len(shares) / jnp.stack([share[0] / share.size for share in shares]).mean()
+        for one in (LARGEST, SMALLEST):
+            found[f"{COUNT}/{role}/{one}"] = 1 / jnp.concatenate(shares).max()
+        found[f"{RULE}/{role}"] = _root(squares.pop(f"{RULE}/{role}"))
+        if degree == 1:
+            own = squares.pop(f"{UPDATE}/{role}")
+            direction = squares.pop(f"{_MOMENTUM}/{role}", squares[f"{GRADIENT}/{role}"])
+            found[f"{RELATIVE}/{role}"] = _root(own) / jnp.maximum(_root(direction), 1e-30)
+            pairs = zip(own, direction, strict=True)
+            found |= _extremes(f"{RELATIVE}/{role}", [(name, a / jnp.maximum(b, 1e-30)) for (name, a), (_, b) in pairs])
+    for name, parts in squares.items():
+        found |= {name: _root(parts), **_extremes(name, parts)}
+    return dict(sorted(found.items()))
+
+
+def _root(parts: Parts) -> jax.Array:
+    """Of the mean over parameters of their mean squares."""
+    return jnp.sqrt(jnp.stack([part.mean() for _, part in parts]).mean())
+
+
+def _extremes(name: str, parts: Parts) -> dict[str, jax.Array]:
+    """The largest and the smallest tensor, each over the mean of those at its place in other layers."""
+    places: dict[str, list[jax.Array]] = {}
+    for place, part in parts:
+        places.setdefault(place, []).append(part)
+    layers = [values for some in places.values() if (values := jnp.concatenate(some)).size > 1]
+    if not layers:
+        return {}
+    over_mean = [values / jnp.maximum(values.mean(), 1e-30) for values in layers]
+    ratios = jnp.sqrt(jnp.concatenate([jnp.where(x.mean() > 0, x, 1.0) for x in over_mean]))
+    return {f"{name}/{LARGEST}": ratios.max(), f"{name}/{SMALLEST}": ratios.min()}
 
 
 def parameter_size(rule: Parametrization, leaf: ParamInfo) -> Any:
@@ -120,7 +154,8 @@ def sampled(info: InfoTree, tree: ArrayTree, geometry: str | ArrayTree | None) -
 
     def part(path: str, leaf: ParamInfo, x: Any) -> Any:
         stride = 1 if kinds[path] in _SPECTRAL else math.prod(leaf.shape) // SAMPLE
-        axis = int(np.argmax(leaf.shape)) if leaf.shape else 0
+        within = [axis % len(leaf.shape) for axis in (*leaf.in_axes, *leaf.out_axes)] or range(len(leaf.shape))
+        axis = max(within, key=lambda axis: leaf.shape[axis], default=0)  # every layer of a stack stays
         if stride <= 1 or np.ndim(x) <= axis:
             return x
         return jax.lax.slice_in_dim(x, 0, x.shape[axis], min(stride, leaf.shape[axis]), axis)
@@ -139,8 +174,16 @@ def mean_square(x: jax.Array, scale: Any) -> jax.Array:
     return jnp.square(x.astype(jnp.float32) / scale).mean()
 
 
-def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
-    """The mean square of the singular values of matrices, over those that are not 0, whose number is that of examples.
+def mean_squares(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
+    """[layers] of ``x / scale``, in float32: those of a stack, else one."""
+    squares = jnp.square(x.astype(jnp.float32) / scale)
+    if not leaf.is_matrix:
+        return squares.mean()[None]
+    return squares.mean(tuple(axis % x.ndim for axis in (*leaf.in_axes, *leaf.out_axes))).reshape(-1)
+
+
+def _square_singular_values(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Array:
+    """[layers] of the mean square of singular values, over those that are not 0, whose number is that of examples.
 
     By ``|U' y|^2 / |y|^2`` with ``y = U x`` for a random vector x: exact where they are equal.
     """
@@ -149,7 +192,7 @@ def _square_singular_value(leaf: ParamInfo, x: jax.Array, scale: Any) -> jax.Arr
     matrices = (x.astype(jnp.float32) / scale).transpose(*others, *out, *into).reshape(-1, leaf.fan_out, leaf.fan_in)
     y = matrices @ jax.random.normal(jax.random.key(0), (leaf.fan_in,))
     z = jnp.einsum("koi,ko->ki", matrices, y)
-    return (jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)).mean()
+    return jnp.square(z).sum(-1) / jnp.maximum(jnp.square(y).sum(-1), 1e-30)
 
 
 def _at_base(leaf: ParamInfo) -> ParamInfo:

@@ -6,14 +6,12 @@ The rule keeps updates, gradients and parameters of each role equal at all sizes
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
 import math
 import os
 import pathlib
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,33 +19,27 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import get_field
-from depthmup_flax.config.rescaling import rescale_target
-from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, UPDATE
+from depthmup_flax.config.rescaling import rescale_target, tuned_hyperparameters
+from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, RULE, UPDATE
+from depthmup_flax.rule.recorded import LOSS, NUMBERS, STEP, recorded_columns
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
+from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of, of_a_tensor
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.util.errors import InputError, listed
-from depthmup_flax.util.table import Table
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
 
-FILE, RATE, STEP = "course.json", "rate", "step"
-Columns = Mapping[str, Sequence[Any]]
-Source = str | os.PathLike[str] | Columns
+FILE = "course.json"
+Source = str | os.PathLike[str] | Columns | Any
 
-# Kind of a column -> the largest factor from the reference, either way, at steps 1 and 2, of the rate at all
-# (reproduction/pages/course.md): later, larger networks are ahead. Adam's rate shows in the mean over roles of updates.
-LIMITS = {RATE: 1.02, PARAMETER: 1.25, UPDATE: 1.4, RELATIVE: 1.17, GRADIENT: 8.0}
-MEAN_LIMIT, LAST = 1.17, 2
-DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, in squares
-_CAUSES = {
-    RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
-    UPDATE: "the learning rate or its schedule; a frozen or low-precision parameter where it is near 0",
-    RELATIVE: "the learning rate or its schedule; a frozen parameter where it is near 0",
-    GRADIENT: "a multiplier of a branch or the readout, the initial values, the loss or the data",
-    PARAMETER: "initial values that were not rescaled (dm.rescale_init), or another initializer",
-}
+# Settings that runs of all sizes share, apart from those that `tuned_hyperparameters` has.
+_SHARED = (
+    *(f"optimizer.{name}" for name in ("schedule", "final_fraction", "decay_fraction", "decay_shape")),
+    *("optimizer.decay_width_exponent", "optimizer.clip_rms", "optimizer.frozen", "label_smoothing"),
+)
+_RESCALED = ("weight_decay", "momentum", "b1", "b2")  # the warm-up shows in the rate
 # Fields of a config that must be equal for a comparison.
 _SAME = (
     *(f"parametrization.{name}" for name in ("preset", "alpha", "gamma", "inner_gamma", "width")),
@@ -55,102 +47,40 @@ _SAME = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Deviation:
-    """A column that is off course: ``factor`` times the reference's at ``step``."""
-
-    step: int
-    name: str
-    factor: float
-
-    @property
-    def kind(self) -> str:
-        """update, gradient, parameter or rate."""
-        return _kind(self.name)
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Comparison:
-    """Two runs side by side; print shows a table and a sentence.
-
-    Attributes:
-      reference, run: ``step`` and other names -> columns at the steps that both have; the reference's as the rule
-        wants them of the run.
-      spread: name -> the relative standard deviation of a ratio of root mean squares of so many normal numbers.
-    """
-
-    reference: Columns
-    run: Columns
-    spread: Mapping[str, float]
-
-    @functools.cached_property
-    def factors(self) -> dict[str, list[float]]:
-        """Name -> run over reference at each step; NaN where one of them is 0 or unknown, 0 where only the run's is."""
-        found = {name: list(map(_factor, self.run[name], self.reference[name])) for name in self.run if name != STEP}
-        still = [i for i, rate in enumerate(self.run.get(RATE, ())) if rate == 0]
-        for name in (name for name in found if _kind(name) in (UPDATE, RELATIVE)):
-            for i in still:  # Hyperball's updates are the rounding of a norm there
-                found[name][i] = math.nan
-        return found
-
-    @property
-    def deviations(self) -> list[Deviation]:
-        """All that are off course, the earliest first."""
-        found = []
-        for i, step in enumerate(self.run[STEP]):
-            at_step = {name: factors[i] for name, factors in self.factors.items() if step <= LAST or name == RATE}
-            ones = [(name, x, LIMITS[_kind(name)], self.spread[name]) for name, x in at_step.items()]
-            if some := {name: x for name, x in at_step.items() if _kind(name) == UPDATE and x > 0}:  # not NaN
-                spread = math.hypot(*(self.spread[name] for name in some)) / len(some)
-                ones.append((f"{UPDATE}/all roles", statistics.geometric_mean(some.values()), MEAN_LIMIT, spread))
-            found += [Deviation(step, name, x) for name, x, most, spread in ones if _is_off(x, most, spread)]
-        return sorted(found, key=lambda one: (one.step, list(LIMITS).index(one.kind)))
-
-    @property
-    def on_course(self) -> bool:
-        """Whether nothing is off course."""
-        return not self.deviations
-
-    @property
-    def sentence(self) -> str:
-        """What is off by how much at the first such step, and what usually causes it."""
-        if self.on_course:
-            last = max(self.run[STEP], default=0)
-            return f"on course to step {last}: rate, updates, gradients and parameters of all roles fit the reference."
-        first = self.deviations[0]
-        same = [one for one in self.deviations if (one.step, one.kind) == (first.step, first.kind)]
-        roles = ", ".join(f"{one.name.partition('/')[2]} {one.factor:.3g}" for one in same)
-        what = f"the learning rate is {first.factor:.3g}" if first.kind == RATE else f"{first.kind}s of {roles}"
-        return (
-            f"off course at step {first.step}: {what} times what the rule and the reference say. Usual cause: "
-            f"{_CAUSES[first.kind]}."
-        )
-
-    def __repr__(self) -> str:
-        steps = self.run[STEP]
-        shown = sorted({i for i, step in enumerate(steps) if step in (1, 2, 4, 8)} | {len(steps) - 1} - {-1})
-        rows = [(name, *(f"{factors[i]:.3g}" for i in shown)) for name, factors in self.factors.items()]
-        table = Table(("run / reference, at step", *(str(steps[i]) for i in shown)), rows, "<" + ">" * len(shown))
-        return f"{table}\n\n{self.sentence}"
-
-
 def compare_runs(reference: Source, run: Source) -> Comparison:
-    """The first third of a run beside that of another size, such as its proxy, by what the rule keeps equal.
+    """The first steps of a run beside those of another size, such as its proxy, by what the rule keeps equal.
 
     Args:
-      reference: the directory of a run, of a search (`depthmup_flax.tune`) or of a forecast; or columns of your own
-        loop: ``{"step": [1, 2, 4], "update/hidden+branch": [...], ...}``, with values of `depthmup_flax.measures`.
+      reference: the state of an optimizer by `depthmup_flax.record_course`, or the directory of `save_course`, of a
+        run, of a search (`depthmup_flax.tune`) or of a forecast; or columns: ``{"step": [1, 2, 4],
+        "update/hidden+branch": [...], ...}``, with values of `depthmup_flax.measures`.
       run: the same of the other run.
 
     Raises:
       InputError: a directory holds no such record, or nothing is comparable.
     """
-    theirs, ours = ({"columns": x} if isinstance(x, Mapping) else read_course(x) for x in (reference, run))
+    theirs, ours = map(_content, (reference, run))
     if "config" in theirs and "config" in ours:
         return compared(theirs, ours)
     if not (STEP in theirs["columns"] and STEP in ours["columns"]):
         raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
-    return _joined(theirs["columns"], ours["columns"])
+    numbers, own_numbers = (x.get(NUMBERS, {}) for x in (theirs, ours))
+    shared = {name: (numbers[name], value) for name, value in own_numbers.items() if name in numbers}
+    return _joined(theirs["columns"], ours["columns"], shared)
+
+
+def _content(source: Source) -> Json:
+    """Columns and numbers, as ``course.json`` has them."""
+    if isinstance(source, (str, os.PathLike)):
+        return read_course(source)
+    columns = dict(source) if isinstance(source, Mapping) else recorded_columns(source)
+    return {NUMBERS: columns.pop(NUMBERS, {}), "columns": columns}
+
+
+def save_course(directory: str | os.PathLike[str], opt_state: Any) -> None:
+    """Writes ``course.json`` into a directory, for `compare_runs`, from the state of `record_course`'s optimizer."""
+    as_path(directory).mkdir(parents=True, exist_ok=True)
+    write_atomically(as_path(directory) / FILE, json.dumps(_content(opt_state)) + "\n")
 
 
 def compared(reference: Json, run: Json) -> Comparison:
@@ -161,20 +91,24 @@ def compared(reference: Json, run: Json) -> Comparison:
         raise InputError(f"the runs are not comparable: {listed(found)}.")
     columns, own = dict(reference["columns"]), run["columns"]
     size, length = ours.train.batch_size, run["total_steps"]
+    numbers = {path: (get_field(theirs, path), get_field(ours, path)) for path in _SHARED}
     if (theirs.train.batch_size, reference["total_steps"]) != (size, length):
         rescaled = theirs.copy_and_resolve_references()
         try:
             rescale_target(theirs, reference["total_steps"], rescaled, reference["total_steps"], size, length)
             after = rates(rescaled, length, columns[STEP])
         except InputError:  # an optimizer whose rule over batch size and steps is not known
-            return _joined(_only(columns, PARAMETER, GRADIENT), own)
+            return _joined(_only(columns, PARAMETER, GRADIENT), own, numbers)
         before, columns[RATE] = columns[RATE], after
-        for name in [name for name in columns if _kind(name) in (UPDATE, RELATIVE)]:
+        for name in [name for name in columns if kind_of(name) in (UPDATE, RELATIVE) and not of_a_tensor(name)]:
             factors = (new / old if old else math.nan for new, old in zip(after, before, strict=True))
             columns[name] = [a and a * b for a, b in zip(columns[name], factors, strict=True)]
         if theirs.train.batch_size != size:  # noise, and so gradients and updates, depend on the batch size
-            columns = _only(columns, PARAMETER, RATE)
-    return _joined(columns, own)
+            columns = _only(columns, PARAMETER, RATE, LOSS)
+        theirs = rescaled
+    tuned, own_tuned = (tuned_hyperparameters(config, length) for config in (theirs, ours))
+    numbers |= {f"optimizer.{name}": (getattr(tuned, name), getattr(own_tuned, name)) for name in _RESCALED}
+    return _joined(columns, own, numbers)
 
 
 def rates(config: ConfigDict, total_steps: int, steps: Sequence[int]) -> list[float]:
@@ -207,7 +141,8 @@ def mean_columns(courses: Sequence[Columns], rate_factor: float = 1.0) -> dict[s
 
     def mean(name: str) -> list[Any]:
         rows = zip(*(course[name] for course in courses), strict=False)  # as far as all of them have come
-        return [factors.get(_kind(name), 1.0) * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
+        factor = 1.0 if of_a_tensor(name) else factors.get(kind_of(name), 1.0)
+        return [factor * math.prod(row) ** (1 / len(row)) if all(row) else None for row in rows]
 
     first = min(courses, key=lambda course: len(course[STEP]))
     return {STEP: list(first[STEP]), **{name: mean(name) for name in first if name != STEP}}
@@ -246,30 +181,16 @@ class Watch:
 
 
 def _only(columns: Columns, *kinds: str) -> dict[str, Sequence[Any]]:
-    return {name: column for name, column in columns.items() if _kind(name) in (STEP, COUNT, *kinds)}
+    return {name: column for name, column in columns.items() if kind_of(name) in (STEP, COUNT, *kinds)}
 
 
-def _joined(reference: Columns, run: Columns) -> Comparison:
+def _joined(reference: Columns, run: Columns, numbers: Mapping[str, tuple[Any, Any]]) -> Comparison:
     """The steps and the names that both have."""
     steps = [step for step in run[STEP] if step in set(reference[STEP])]
-    names = [name for name in run if name in reference and _kind(name) in LIMITS]
+    names = [name for name in run if name in reference and kind_of(name) in (*LIMITS, LOSS, RULE)]
     if not names:
         raise InputError("the runs have no column in common: give both the values of dm.measures of the same roles.")
     at = lambda c: {name: [c[name][list(c[STEP]).index(step)] for step in steps] for name in (STEP, *names)}
     counts = lambda name: [columns.get(f"{COUNT}/{name.partition('/')[2]}", [])[:1] for columns in (reference, run)]
     spread = {name: math.hypot(*((2 * n) ** -0.5 for count in counts(name) for n in count)) for name in names}
-    return Comparison(at(reference), at(run), spread)
-
-
-def _factor(value: Any, reference: Any) -> float:
-    known = value is not None and reference is not None and reference != 0
-    return float(value) / float(reference) if known else math.nan
-
-
-def _is_off(factor: float, most: float, spread: float) -> bool:
-    limit = math.exp(math.hypot(math.log(most), DEVIATIONS * spread))
-    return not math.isnan(factor) and not 1 / limit <= factor <= limit
-
-
-def _kind(name: str) -> str:
-    return name.partition("/")[0]
+    return Comparison(at(reference), at(run), spread, numbers)

@@ -50,6 +50,16 @@ mlp_128x8_1200 mlp  --target.width=128 --target.depth=8 --target.steps=1200 --wi
 mlp_192x4_900  mlp  --target.width=192 --target.depth=4 --target.steps=900 --widths=8,16,32 --steps=75,150,300 --config.seed=100
 mlp_norm_96x24 mlp  --target.width=96 --target.depth=24 --target.steps=300 --widths=8,16,32 --depths=2,4,8 --config.model.norm=layer --config.seed=110
 conv_64x15     conv --target.width=64 --target.depth=15 --widths=8,16,32 --depths=3,4,6 --config.seed=60
+mlp_96x20_200  mlp  --target.width=96 --target.depth=20 --target.steps=200 --widths=8,16,32 --depths=2,4,8 --config.seed=120
+mlp_192x6_250  mlp  --target.width=192 --target.depth=6 --target.steps=250 --widths=8,16,32,48 --config.seed=130
+mlp_norm_160x8 mlp  --target.width=160 --target.depth=8 --target.steps=200 --widths=8,16,32 --depths=1,2,4 --config.model.norm=layer --config.seed=140
+gpt_64x10_150  gpt  --target.width=64 --target.depth=10 --target.steps=150 --widths=8,16,32 --depths=1,2,4 --config.seed=110
+mlp_norm_96x6  mlp  --target.width=96 --target.depth=6 --target.steps=150 --widths=8,16,24,32 --config.model.norm=layer --config.seed=190
+mlp_128x4_150  mlp  --target.width=128 --target.depth=4 --target.steps=150 --widths=8,16,24,32 --config.seed=170
+mlp_96x4_600   mlp  --target.width=96 --target.depth=4 --target.steps=600 --widths=8,16,32 --steps=75,150,300 --config.seed=150
+mlp_48x4_600   mlp  --target.width=48 --target.depth=4 --target.steps=600 --steps=50,75,100,150 --config.seed=160
+gpt_32x2_400   gpt  --target.width=32 --target.depth=2 --target.steps=400 --steps=50,75,100,150 --config.seed=130
+mlp_norm_32_800 mlp --target.width=32 --target.depth=6 --target.steps=800 --steps=50,100,150,200 --config.model.norm=layer --config.seed=180
 "
 
 register() {

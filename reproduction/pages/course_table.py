@@ -1,6 +1,6 @@
-"""Writes the table and the figure of reproduction/pages/course.md: python -m reproduction.pages.course_table [OUT]
+"""Writes the tables and the figure of reproduction/pages/course.md: python -m reproduction.pages.course_table [OUT]
 
-With OUT, of `reproduction.course.measure`, its records replace the committed ones of the same network and optimizer.
+With OUT, of `reproduction.course.measure` or `.loops`, its records replace the committed ones of the same networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 
 import depthmup_flax as dm
 from depthmup_flax.report import style
+from depthmup_flax.trainer.comparison import of_a_tensor
 from depthmup_flax.trainer.course import mean_columns
+from reproduction.course.loops import FAULTS, TEST
 from reproduction.course.measure import NETWORKS, OPTIMIZERS, config_of, faults
 from reproduction.pages.generated_parts import with_part
 
@@ -26,6 +28,8 @@ HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "course.md"
 RECORDS = HERE.parent / "course" / "records.jsonl.gz"
 PART = "<!-- course: python -m reproduction.pages.course_table -->", "<!-- end of course -->"
+LOOPS = HERE.parent / "course" / "loops.jsonl.gz"
+OF_LOOPS = "<!-- loops: python -m reproduction.pages.course_table -->", "<!-- end of loops -->"
 HEALTHY = "healthy"
 _LAST = 8  # step that is kept
 
@@ -36,8 +40,8 @@ def main(out: str = "") -> None:
         experiment = lambda record: (record["network"], record["optimizer"])
         records = collected(pathlib.Path(out))
         kept = [record for record in read() if experiment(record) not in set(map(experiment, records))]
-        lines = "".join(json.dumps(record) + "\n" for record in kept + records)
-        RECORDS.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        write(RECORDS, kept + records)
+        keep_loops(pathlib.Path(out))
     PAGE.write_text(renewed(PAGE.read_text()))
     name, content = next(iter(style.pictures(drawn(found_at(read(), 1)), "course").items()))
     (PAGE.parent / name).write_bytes(content)
@@ -72,9 +76,65 @@ def collected(out: pathlib.Path) -> list[dict[str, Any]]:
     return records
 
 
-def read() -> list[dict[str, Any]]:
+def read(path: pathlib.Path = RECORDS) -> list[dict[str, Any]]:
     """The committed records."""
-    return [json.loads(line) for line in gzip.decompress(RECORDS.read_bytes()).decode().splitlines()]
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+
+
+def write(path: pathlib.Path, records: Sequence[dict[str, Any]]) -> None:
+    """Commits records."""
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode(), mtime=0))
+
+
+def keep_loops(out: pathlib.Path) -> None:
+    """Replaces the committed records of loops of the networks that OUT has."""
+    found = [json.loads(line) for path in sorted(out.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    kept = read(LOOPS) if LOOPS.exists() else []
+    names = {one["network"] for one in found}
+    write(LOOPS, [one for one in kept if one["network"] not in names] + found)
+
+
+def loop_table(records: Sequence[dict[str, Any]]) -> str:
+    """Of each fault and network: the share of comparisons that are off course, and the kind and step that say so."""
+    networks = list(dict.fromkeys(one["network"] for one in records))
+    rows = [["", *(f"{name}{', test' if name in TEST else ''}" for name in networks)]]
+    found = {name: _loop_outcomes([one for one in records if one["network"] == name]) for name in networks}
+    for fault in (HEALTHY, *FAULTS):
+        rows.append([fault, *(_loop_cell(found[name].get(fault, [])) for name in networks)])
+    caught = [sum(_is_caught(found[name].get(fault, [])) for fault in FAULTS) for name in networks]
+    rows.append(["**caught, of 12**", *(f"**{count}**" for count in caught)])
+    return _table(rows)
+
+
+def _loop_outcomes(records: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Fault -> what is said of each run beside each healthy one of the base; "" where nothing is."""
+    width = min(one["width"] for one in records)
+    base = [one for one in records if (one["fault"], one["width"]) == (HEALTHY, width)]
+    outcomes = collections.defaultdict(list)
+    for one in records:
+        for proxy in base if "course" in one else ():
+            if proxy is not one:
+                deviations = dm.compare_runs(proxy["course"], one["course"]).deviations
+                outcomes[one["fault"]].append(f"{_said(deviations[0])}" if deviations else "")
+        if "refused" in one:
+            outcomes[one["fault"]].append("refused before step 1")
+    return outcomes
+
+
+def _said(deviation: Any) -> str:
+    return f"{deviation.kind}{' of a tensor' if of_a_tensor(deviation.name) else ''}, {deviation.step}"
+
+
+def _is_caught(outcomes: Sequence[str]) -> bool:
+    return bool(outcomes) and sum(map(bool, outcomes)) >= 0.9 * len(outcomes)
+
+
+def _loop_cell(outcomes: Sequence[str]) -> str:
+    said = collections.Counter(one for one in outcomes if one)
+    if not outcomes:
+        return "not run"
+    share = f"{said.total()} of {len(outcomes)}"
+    return share + (f" ({said.most_common(1)[0][0]})" if said else "")
 
 
 Found = Mapping[str, Sequence[tuple[Mapping[str, Any], int | None]]]
@@ -121,6 +181,7 @@ def renewed(page: str) -> str:
             continue
         alarms, alarms_3 = (sum(step is not None for step in some) for some in (steps, steps_3))
         healthy.append([title, str(n), str(len(steps)), str(alarms), f"{alarms_3} of {len(steps_3)}"])
+    page = with_part(page, *OF_LOOPS, loop_table(read(LOOPS)))
     return with_part(page, *PART, "\n\n".join(map(_table, (faulty, healthy))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pathlib
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from depthmup_flax.search.forecast.law import (
     COST,
@@ -40,7 +42,11 @@ HEADER = (
     "inside",
     "sha256",
 )
+TESTS = "<!-- tests: python -m reproduction.pages.forecast_table -->", "<!-- end of tests -->"
+_SWEEPS = ("cifar10-cpu", "lr_width_depth_conv-cpu", "megatron-cpu", "which_exponent_gpt-cpu", "which_exponent_mlp-cpu")
+LATER, FRESH = "later, ", "fresh, "
 _FAR = 100  # a ratio of costs
+_CHARACTERS = 3.3135743524353867
 
 
 def main() -> None:
@@ -70,23 +76,103 @@ def renewed(page: str) -> str:
         f"{min(ratios.values()):.0f} to {max(ratios.values()):.0f}."
     )
     lines = [f"| {' | '.join(row)} |" for row in (HEADER, ("---",) * len(HEADER), *map(_row, checks))]
-    early, late = ([check for check in checks if ("started" in check) == is_late] for is_late in (False, True))
-    rows = [*_laws(early, ""), *_laws(late, "later, ")]
+    groups = {name: [check for check in checks if _group(check) == name] for name in ("", LATER, FRESH)}
+    rows = [row for name, some in groups.items() for row in _laws(some, name, groups[""])]
     header = ("targets", "law", "median error", "rms", "coverage", "interval score")
     page = with_part(page, *LAWS, "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * 6, *rows)))
+    header = ("targets", "above the limit", "power", "of them cannot tell", "power of the others")
+    rows = [row for name, some in groups.items() for row in _tests(some, name)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * 5, *rows))
+    page = with_part(page, *TESTS, f"{table}\n\n{_half_rate(checks)}")
     return with_part(page, *PART, "\n".join([summary, "", *lines]))
 
 
-def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
+def _group(check: dict[str, Any]) -> str:
+    """Registered by the old machinery, by the law alone, or by the law and what earlier targets gained."""
+    return FRESH if "most" in _registered(check) else LATER if "started" in check else ""
+
+
+def _chance(check: dict[str, Any]) -> float:
+    """The loss of chance, which the first files lack: characters of Tiny Shakespeare, ten classes."""
+    return _registered(check).get("chance") or (_CHARACTERS if str(check["name"]).startswith("gpt") else math.log(10))
+
+
+def _ladder(check: dict[str, Any]) -> tuple[list[Rung], Rung]:
+    of = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
+    registered = _registered(check)
+    return [of(rung) for rung in registered["rungs"]], of(registered["target"])
+
+
+def _gain(check: dict[str, Any]) -> float:
+    """By how much a target's log loss is below the best rung's."""
+    return math.log(_best(_ladder(check)[0]) / check["loss"])
+
+
+def _best(rungs: Sequence[Rung]) -> float:
+    return min(float(np.mean(rung.losses)) for rung in rungs)
+
+
+def _is_longer(check: dict[str, Any]) -> bool:
+    rungs, target = _ladder(check)
+    return target.steps > max(rung.steps for rung in rungs)
+
+
+def _tests(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
+    """False alarms of the limit, and its power against a run that reaches the best rung's loss."""
+    rows = []
+    for name, longer in (("equal steps", False), ("longer", True)):
+        some = [check for check in checks if _is_longer(check) == longer]
+        if not some:
+            continue
+        forecasts = [forecast_loss(*_ladder(check), _chance(check)) for check in some]
+        above = sum(check["loss"] > one.most for check, one in zip(some, forecasts, strict=True))
+        blind = [one.interval[1] >= _best(_ladder(check)[0]) for check, one in zip(some, forecasts, strict=True)]
+        powers = np.array([one.power for one in forecasts])
+        clear = powers[~np.array(blind)]
+        cells = f"{above} of {len(some)}", f"{powers.mean():.2f}", str(sum(blind))
+        rows.append((f"{when}{name}", *cells, f"{clear.mean():.2f}" if clear.size else ""))
+    return rows
+
+
+def _half_rate(checks: Sequence[dict[str, Any]]) -> str:
+    """What half of the best rate costs in sweeps of these networks, and the limit's power against it."""
+    costs = []
+    for name in _SWEEPS:
+        runs: dict[tuple[int, int], dict[float, list[float]]] = {}
+        with gzip.open(HERE.parent / "records" / name / "records.jsonl.gz", "rt") as lines:
+            for record in map(json.loads, lines):
+                point = record["point"]
+                if point.get("parametrization.preset", "depth_mup") == "depth_mup":
+                    loss = math.inf if record["test_loss"] is None else record["test_loss"]
+                    rates = runs.setdefault((record["width"], record["depth"]), {})
+                    rates.setdefault(point["optimizer.learning_rate"], []).append(loss)
+        for rates in runs.values():
+            means = {rate: np.mean(losses) for rate, losses in rates.items()}
+            best = min(means, key=lambda rate: means[rate])
+            costs += [math.log(means[rate] / means[best]) for rate in means if abs(math.log2(best / rate) - 1) < 0.05]
+    some = [forecast_loss(*_ladder(check), _chance(check)) for check in checks if not _is_longer(check)]
+    limits = np.array([[math.log(one.most / one.loss)] for one in some])
+    power = stats.norm.sf(stats.norm.isf(0.05) * (1 - np.array(costs) / limits)).mean()
+    return (
+        f"**Half of the best rate** costs {np.median(costs):.1%} of the test loss in the median of {len(costs)} sizes "
+        f"of these networks ({min(costs):.1%} to {max(costs):.1%}); at equal steps the limit is "
+        f"{np.median(limits):.1%} above the forecast. So its power is {power:.2f}: a forecast does not see a wrong "
+        "rate."
+    )
+
+
+def _laws(checks: Sequence[dict[str, Any]], when: str, first: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The errors and intervals of laws on the registered ladders, against what the targets reached.
 
-    What was registered is the old machinery's, or, ``when`` it is named, the package's.
+    What was registered is the old machinery's, or, ``when`` it is named, the package's. The constant is the mean gain
+    of the ``first`` targets, with their standard deviation.
     """
+    if not checks:
+        return []
     losses = np.array([check["loss"] for check in checks])
-    registered = [_registered(check) for check in checks]
-    of = lambda given: Rung(**{**given, "losses": tuple(given["losses"])})
-    ladders = [([of(rung) for rung in one["rungs"]], of(one["target"])) for one in registered]
+    ladders = list(map(_ladder, checks))
     forecasts = [forecast_loss(rungs, target) for rungs, target in ladders]
+    averaged = [forecast_loss(*_ladder(check), _chance(check)) for check in checks]
     spreads = [forecast.seed_spread for forecast in forecasts]
     longer = np.array([target.steps > max(rung.steps for rung in rungs) for rungs, target in ladders], bool)
     largest = [max(rungs, key=lambda rung: rung.cost) for rungs, _ in ladders]
@@ -97,7 +183,15 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
         return [fit(axes, rungs, target, spread) for (rungs, target), spread in chosen]
 
     old = [(one["loss"], *one["interval"]) for one in map(_forecast, checks)]
-    new = [(forecast.loss, *forecast.interval) for forecast in forecasts]
+    law = [(forecast.loss, *forecast.interval) for forecast in forecasts]
+    new = [(forecast.loss, *forecast.interval) for forecast in averaged]
+
+    def constant(longer: bool) -> list[tuple[float, ...]]:
+        gains = [_gain(check) for check in first if _is_longer(check) == longer]
+        ends = np.mean(gains) + 1.96 * np.std(gains, ddof=1) * np.array([0, 1, -1])
+        own = [_best(rungs) for rungs, target in ladders if (target.steps > max(x.steps for x in rungs)) == longer]
+        return [tuple(best * np.exp(-ends)) for best in own]
+
     last = [(float(np.mean(rung.losses)), math.nan, math.nan) for rung in largest]
     fits = [forecast.fits for forecast in forecasts]
     wide = lambda one: _interval(one, LONGER_ERROR)
@@ -108,6 +202,8 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
             {
                 "old machinery: sum, product and parameters, posterior": pick(old, ~longer),
                 "**the package's**": pick(new, ~longer),
+                "the law alone": pick(law, ~longer),
+                "constant: the mean gain of the first 17": constant(False),
                 "E + A parameters^-a": list(map(_interval, by_law((PARAMETERS,), ~longer))),
                 "E + A width^-a + B depth^-b": list(map(_interval, by_law((WIDTH, DEPTH), ~longer))),
                 "loss of the largest rung": pick(last, ~longer),
@@ -118,7 +214,9 @@ def _laws(checks: Sequence[dict[str, Any]], when: str) -> list[tuple[str, ...]]:
             {
                 "old machinery": pick(old, longer),
                 "**the package's**": pick(new, longer),
-                "the same, not widened": [_interval(some[0]) for some in pick(fits, longer)],
+                "the law alone": pick(law, longer),
+                "constant: the mean gain of the first 10": constant(True),
+                "the law alone, not widened": [_interval(some[0]) for some in pick(fits, longer)],
                 "E + A parameters^-a + B steps^-b": list(map(wide, by_law((PARAMETERS, STEPS), longer))),
                 "E + A cost^-a": list(map(wide, by_law((COST,), longer))),
                 "E + A parameters^-a": list(map(wide, by_law((PARAMETERS,), longer))),

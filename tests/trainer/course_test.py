@@ -7,7 +7,9 @@ import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from small_runs import small_base, small_sweep
 
 import depthmup_flax as dm
@@ -15,6 +17,7 @@ from depthmup_flax.data import train_batch
 from depthmup_flax.rule import measures
 from depthmup_flax.rule.factor import Factor
 from depthmup_flax.rule.parametrization import Role
+from depthmup_flax.rule.recorded import recorded_columns
 from depthmup_flax.trainer.course import Watch, mean_columns, read_course
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.task import batch_key, step_key
@@ -64,8 +67,8 @@ def test_measures_do_not_see_the_powers_of_width_and_depth_that_the_rule_gives(t
     infos, parts = zip(*(measures.sampled(large, tree, None) for tree in scaled), strict=True)
     for info, trees in ((large, scaled), (infos[0], parts)):
         found = dm.measures(info, rule, *trees, **traits)
-        assert float(found.pop("count/hidden+branch")) == sum(x.size for x in jax.tree.leaves(trees[0]))
-        for name, value in found.items():
+        assert float(found["count/hidden+branch"]) == sum(x.size for x in jax.tree.leaves(trees[0]))
+        for name, value in ((name, value) for name, value in found.items() if not name.startswith(("count", "rule"))):
             assert float(value) == pytest.approx(float(at_base[name]), rel=1e-6), name
 
 
@@ -102,6 +105,8 @@ def test_a_run_that_is_to_stop_off_course_ends_at_step_2_with_the_sentence_and_g
         ({"optimizer.frozen": ("readout",)}, "update/output"),
         ({"parametrization.branch_multiplier": 16.0}, "gradient/hidden+branch"),
         ({"train.batch_size": 32}, "rate"),
+        ({"optimizer.weight_decay": 0.1}, "number/optimizer.weight_decay"),
+        ({"optimizer.schedule": "cosine"}, "number/optimizer.schedule"),
     ],
 )
 def test_what_differs_from_the_proxy_is_off_course_by_its_name(proxy, tmp_path, fields, name):
@@ -201,6 +206,129 @@ def test_a_loop_of_ones_own_is_compared_by_its_columns():
     deviation, of_all = dm.compare_runs(reference, run).deviations
     assert (deviation.step, deviation.name, deviation.factor) == (2, "update/input", pytest.approx(0.5))
     assert of_all.factor == pytest.approx(0.5)
+
+
+def columns_of(**values):
+    """One step of two hidden matrices: their mean, and the largest and smallest."""
+    hidden = {"": 1.0, "/largest": 1.1, "/smallest": 0.9}
+    kinds = ("update", "parameter", "gradient")
+    sizes = {f"{kind}/hidden{which}": [size] for kind in kinds for which, size in hidden.items()}
+    changed = {name.replace("__", "/"): [value] for name, value in values.items()}
+    return {"step": [1], "rule/hidden": [1.0], "update/input": [1.0], "rule/input": [1.0], **sizes, **changed}
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"update__hidden": 1.1, "update__hidden__largest": 2.0}, "one tensor lacks the rule's factor"),
+        ({"update__hidden": 0.9, "update__hidden__smallest": 0.0}, "one tensor does not train"),
+        ({"parameter__hidden__largest": 1.8}, "the initial values of one tensor"),
+        ({"update__hidden": 2.0, "update__input": 2.0}, "the learning rate"),
+        ({"update__hidden": 4.0, "rule__hidden": 0.25}, "no rule, such as plain optax"),
+        ({"update__hidden": 3.0, "rule__hidden": 0.25, "update__input": 0.3}, "base sizes"),
+    ],
+)
+def test_one_wrong_tensor_is_seen_beside_its_role_and_the_sentence_says_what_was_done(values, cause):
+    comparison = dm.compare_runs(columns_of(), columns_of(**values))
+    assert not comparison.on_course
+    assert cause in comparison.sentence
+    assert dm.compare_runs(columns_of(), columns_of()).on_course
+
+
+@pytest.mark.parametrize(("own", "on_course"), [((3.0, 1.4), True), ((2.0, 1.2), True), ((3.0, 2.8), False)])
+def test_a_loss_that_falls_much_less_than_the_references_is_off_course(own, on_course):
+    columns = lambda *losses: {"step": [1, 16], "update/input": [1.0, 1.0], "loss": list(losses)}
+    assert dm.compare_runs(columns(3.0, 1.5), columns(*own)).on_course == on_course
+    assert dm.compare_runs(columns(3.0, 2.5), columns(*own)).on_course  # too early to say
+
+
+def plain_run(width, depth, optimizer_of, steps=3, **numbers):
+    """The optimizer of a loop of plain NNX after some steps."""
+    build = lambda width, depth: NetOfStacks(width, depth, nnx.Rngs(0))
+    model, base, x = build(width, depth), build(8, 2), jnp.ones((4, 6))
+    info = dm.audit(model, base, x).info
+    nnx.update(model, dm.rescale_init(model, base, info))
+    optimizer = nnx.Optimizer(model, dm.record_course(optimizer_of(info), info, **numbers), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda model: jnp.square(model(x) - 1).mean())(model)
+        optimizer.update(model, grads, value=loss)
+
+    for key in jax.random.split(jax.random.key(1), steps):
+        step(model, optimizer, jax.random.normal(key, (4, 6)))
+    return optimizer
+
+
+class NetOfStacks(nnx.Module):
+    """A residual network."""
+
+    def __init__(self, width, depth, rngs):
+        self.stem, self.head = nnx.Linear(6, width, rngs=rngs), nnx.Linear(width, 3, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(width, width, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for block in self.blocks:
+            h = h + block(nnx.relu(h))
+        return self.head(h)
+
+
+def test_a_loop_of_plain_nnx_is_compared_by_its_optimizers_states_and_files(tmp_path):
+    right = lambda info: dm.adamw(1e-3, info)
+    base, large = plain_run(8, 2, right, batch_size=4), plain_run(32, 4, right, batch_size=4)
+    assert dm.compare_runs(base.opt_state, large.opt_state).on_course
+    for name, optimizer in (("base", base), ("large", large)):
+        dm.save_course(tmp_path / name, optimizer.opt_state)
+    assert dm.compare_runs(tmp_path / "base", tmp_path / "large").on_course
+    forgotten = dm.compare_runs(base.opt_state, plain_run(32, 4, lambda info: optax.adam(1e-3)).opt_state)
+    assert "plain optax" in forgotten.sentence
+    smaller = dm.compare_runs(base.opt_state, plain_run(32, 4, right, batch_size=2).opt_state)
+    assert [one.name for one in smaller.deviations] == ["number/batch_size"]
+    with pytest.raises(dm.InputError, match="record_course"):
+        dm.save_course(tmp_path, optax.adam(1e-3).init({}))
+
+
+def test_recording_changes_no_update_and_the_loss_is_the_mean_since_the_last_recorded_step():
+    info, params = {"w": dm.ParamInfo(Role.INPUT, (4, 4))}, {"w": jnp.ones((4, 4))}
+    plain = optax.adam(1e-3)
+    recorded = dm.record_course(plain, info)
+    states = plain.init(params), recorded.init(params)
+    for loss in (3.0, 2.0, 1.0, 4.0):
+        gradients = {"w": loss * params["w"]}
+        (expected, first), (found, second) = (
+            plain.update(gradients, states[0], params),
+            recorded.update(gradients, states[1], params, value=loss),
+        )
+        states = first, second
+        assert jnp.array_equal(expected["w"], found["w"])
+    assert recorded_columns(states[1])["step"] == [1, 2, 4]
+    assert recorded_columns(states[1])["loss"] == [3.0, 2.0, 2.5]
+
+
+@pytest.mark.parametrize("axes", [((1,), (2,)), ((), ())])
+def test_layers_of_a_stack_are_tensors_of_their_own(axes):
+    info = {"w": dm.ParamInfo(Role.HIDDEN, (3, 4, 4), in_axes=axes[0], out_axes=axes[1])}
+    params = {"w": jnp.ones((3, 4, 4))}
+    updates = {"w": params["w"].at[1].set(4.0)}
+    found = dm.measures(info, dm.get_parametrization(), params, updates, params)
+    assert float(found["update/hidden"]) == pytest.approx(6**0.5)
+    assert ("update/hidden/largest" in found) == bool(axes[0])
+    if axes[0]:
+        sizes = [float(found[f"update/hidden/{one}"]) for one in ("largest", "smallest")]
+        assert sizes == pytest.approx([4 / 6**0.5, 1 / 6**0.5])
+        assert float(found["count/hidden/largest"]) == 16
+
+
+def test_a_small_tensor_is_no_deviation_where_those_at_its_place_in_other_layers_are_as_small():
+    info = {f"{i}": {name: dm.ParamInfo(Role.HIDDEN, (4, 4)) for name in ("query", "value")} for i in range(3)}
+    ones = jax.tree.map(lambda one: jnp.ones(one.shape), info, is_leaf=lambda x: isinstance(x, dm.ParamInfo))
+    small = {i: {"query": 0.01 * layer["query"], "value": layer["value"]} for i, layer in ones.items()}
+    found = dm.measures(info, dm.get_parametrization(), small, ones, ones)
+    assert float(found["gradient/hidden/smallest"]) == pytest.approx(1.0)
+    one = {**small, "1": {"query": 0.01 * small["1"]["query"], "value": small["1"]["value"]}}
+    found = dm.measures(info, dm.get_parametrization(), one, ones, ones)
+    assert float(found["gradient/hidden/smallest"]) == pytest.approx(0.01 * (3 / (2 + 1e-4)) ** 0.5)
 
 
 @pytest.mark.parametrize(("factor", "count", "on_course"), [(1.8, 36, True), (1.8, 3600, False), (3, 36, False)])

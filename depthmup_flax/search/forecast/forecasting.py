@@ -66,6 +66,8 @@ class TargetForecast(Forecast):
         factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}
         beyond = ", ".join(f"{axis} {factor:.3g} times" for axis, factor in factors.items() if factor > 1)
         beyond = f"{beyond} that of any rung; " if beyond else ""
+        averaged = not math.isclose(self.loss, self.fits[0].loss, rel_tol=1e-9)
+        by = ", by the law and what checked targets gained" if averaged else ""
         lines = [
             *Table(("width", "depth", "steps", "parameters", name, "seeds"), [*map(shown, self.rungs)], ">>>>>>").lines,
             "",
@@ -73,7 +75,8 @@ class TargetForecast(Forecast):
             "",
             seeds,
             f"target: width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples",
-            f"forecast of one run: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+            f"forecast of one run{by}: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+            self.test,
             f"extrapolation: {beyond}cost {cost_ratio:.3g} times that of the largest "
             f"(width {largest.width}, depth {largest.depth}, {largest.steps:,} steps)",
         ]
@@ -84,8 +87,8 @@ class TargetForecast(Forecast):
             )
         if factors[STEPS] > 1:
             lines.append(
-                "Warning: most checked targets that are longer than all rungs reached lower losses than forecast: what "
-                "only long runs learn is not foreseen. The interval is wider for it; use rungs of the target's steps."
+                "Warning: what only long runs learn is not foreseen, and the interval is wider for it. Targets of 3 to "
+                "8 times the longest rung's steps were checked; use rungs of the target's steps."
             )
         if unlearned := sum(np.mean(rung.losses) > _OF_CHANCE * (self.chance or math.inf) for rung in self.rungs):
             lines.append(
@@ -94,8 +97,31 @@ class TargetForecast(Forecast):
             )
         return "\n".join(lines)
 
+    @property
+    def best(self) -> float:
+        """The lowest mean loss of a rung."""
+        return min(float(np.mean(rung.losses)) for rung in self.rungs)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the interval lies below the best rung's loss: else a run that gains nothing may pass."""
+        return self.best > self.interval[1]
+
+    @property
+    def test(self) -> str:
+        """The loss above which a run is worse than forecast, and how often one without any gain is found so."""
+        if self.tells:
+            return (
+                f"test: a run above {self.most:.4g} is worse than forecast (so is 1 good run in 20);\n"
+                f"of runs that gain nothing over the best rung, {self.best:.4g}, {self.power:.0%} are above"
+            )
+        return (
+            f"test: cannot tell. The interval reaches to the best rung's own loss, {self.best:.4g}: a run that gains\n"
+            "nothing may pass. Use more --seeds, larger rungs, or a larger target."
+        )
+
     def check(self, run: str | pathlib.Path) -> Checked:
-        """Whether the target, trained in the directory ``run``, reached a loss in the interval.
+        """Whether the target, trained in the directory ``run``, reached a loss in the interval, and is good enough.
 
         Raises:
           InputError: the run is not the target's, or has not ended.
@@ -116,11 +142,16 @@ class TargetForecast(Forecast):
         loss = result[sweep_records.LOSS_FIELDS[self.objective]] if completed else None
         (low, high), name = self.interval, LOSSES[self.objective]
         inside = loss is not None and low <= loss <= high
+        passes = loss is not None and loss <= self.most
         error = None if loss is None else loss / self.loss - 1
         reached = "the target diverged" if loss is None else f"the target's {name} is {loss:.4g}"
         interval = f"forecast {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}"
         text = f"{'inside' if inside else 'outside'}: {reached}, {interval}"
-        return Checked(inside, loss, error, text if error is None else f"{text} (error {error:+.1%})")
+        text = text if error is None else f"{text} (error {error:+.1%})"
+        verdict = "not worse than forecast" if passes else "worse than forecast"
+        if passes and not self.tells:
+            verdict += ", but the best rung's own loss would be no worse: the forecast cannot tell"
+        return Checked(inside, passes, loss, error, f"{text}\n{verdict} (limit {self.most:.4g})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +159,7 @@ class Checked:
     """What the target of a forecast reached; print shows ``text``."""
 
     inside: bool  # whether the loss lies in the interval
+    passes: bool  # whether it is at most ``most``, which one good run in twenty exceeds
     loss: float | None  # ``None`` if the target diverged
     error: float | None  # the relative error of the forecast
     text: str
@@ -213,15 +245,16 @@ def forecast(
     grid = ladder_sweep({rung: at(rung) for rung in rungs}, plan.seeds, loss)
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs)
+    chance = sweep_records.read_info(directory).chance
     result = TargetForecast(
         objective=loss,
         batch_size=batch_size,
         target=target,
         rungs=ladder,
-        **vars(forecast_loss(ladder, target)),
+        **vars(forecast_loss(ladder, target, chance)),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
-        chance=sweep_records.read_info(directory).chance,
+        chance=chance,
     )
     write_atomically(directory / FILE, json_text(dataclasses.asdict(result)))
     largest, large = max(rungs, key=lambda rung: rung.cost), at(target)

@@ -119,6 +119,17 @@ def test_a_target_with_another_seed_is_inside_or_outside_and_a_diverged_one_outs
     assert repr(checked).startswith("inside" if inside else "outside")
 
 
+@pytest.mark.parametrize(("high", "tells"), [(0.99, True), (1.01, False)])
+def test_a_forecast_whose_interval_reaches_the_best_rungs_loss_cannot_tell_a_run_without_gain(high, tells, tmp_path):
+    best = min(np.mean(rung.losses) for rung in RUNGS)
+    forecast = dataclasses.replace(GIVEN, interval=(0.9 * best, high * best), most=0.98 * best)
+    assert forecast.tells == tells
+    assert ("cannot tell" in repr(forecast)) != tells
+    good, idle = (forecast.check(trained(tmp_path / name, x * best)) for name, x in (("good", 0.95), ("idle", 1.0)))
+    assert (good.passes, idle.passes) == (True, False)
+    assert ("cannot tell" in repr(good)) != tells
+
+
 def test_another_run_is_no_target(tmp_path):
     for name, field, value in (("data", "data.name", "synthetic"), ("rate", "optimizer.learning_rate", 0.5)):
         with pytest.raises(InputError, match=field):
@@ -136,7 +147,7 @@ def test_a_target_beyond_what_was_checked_warns():
     far = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, parameters=4**12))
     assert "Warning: forecasts were checked" in repr(far)
     long = dataclasses.replace(GIVEN, target=dataclasses.replace(LARGE, steps=200, parameters=4**7))
-    assert "Warning: most checked targets that are longer" in repr(long)
+    assert "Warning: what only long runs learn" in repr(long)
 
 
 def test_rungs_with_the_loss_of_chance_or_a_higher_one_are_counted_in_a_warning():

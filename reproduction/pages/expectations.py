@@ -1,0 +1,197 @@
+"""Writes expectations.md, each sentence of README's "What to expect" with its cells.
+
+    python -m reproduction.pages.expectations
+
+Where it is cheap, numbers are computed here again from the committed records, by NumPy and json alone, and must be
+those that the sentence prints. A sentence without a row, or with another number, is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from reproduction import recomputed
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = pathlib.Path(__file__).with_suffix(".md")
+ATTENTION = ("gpt", "llama", "vit")  # in names of tasks
+
+
+def nothing() -> list[str]:
+    """No number of such a sentence is computed again here."""
+    return []
+
+
+def joint_cell() -> list[str]:
+    """The regret of 64 x 4's rate at 128 x 16, and the lowest mean loss there."""
+    curves = _means("cifar10-cpu", recomputed.loss_of)
+    chance = recomputed.read(recomputed.HERE / "records" / "cifar10-cpu")[0]["chance"]
+    regret = recomputed.regret("depth_mup", (64, 4), (128, 16))(curves, chance)
+    return [f"{regret:.4f}", f"{min(curves['depth_mup', 128, 16][1]):.3f}"]
+
+
+def accuracy_of_depth() -> list[str]:
+    """Points of test accuracy from depth 4 to 16 at width 128 and 64 x 4's best rate, with the rule and without."""
+    found, losses = (
+        _means("cifar10-cpu", lambda run: 100 * run["test_accuracy"]),
+        _means("cifar10-cpu", recomputed.loss_of),
+    )
+    printed = []
+    for rule in ("depth_mup", "sp"):
+        i = int(np.argmin(losses[rule, 64, 4][1]))
+        printed.append(f"{found[rule, 128, 16][1][i] - found[rule, 128, 4][1][i]:.1f}")
+    return [f"{printed[0]} points", f"by {printed[1]}"]
+
+
+def cost_of_rules() -> list[str]:
+    """The mean cost of transfer to four times the depth."""
+    scores = recomputed.benchmark()
+    cost = lambda rule: np.mean([x for (_, target, of), x in scores.items() if (target, of) == ("depth x4", rule)])
+    return [f"{cost('depth_mup'):.3f}", f"{cost('completep'):.3f}"]
+
+
+def ahead_by_class() -> list[str]:
+    """In how many tasks without attention completep costs less, and with it depth_mup."""
+    scores = recomputed.benchmark()
+    tasks = sorted({task for task, target, _ in scores if target == "depth x4"})
+    ahead = {task: scores[task, "depth x4", "completep"] < scores[task, "depth x4", "depth_mup"] for task in tasks}
+    has = lambda task: any(part in task for part in ATTENTION)
+    without, with_it = ([ahead[task] for task in tasks if has(task) == one] for one in (False, True))
+    return [f"{sum(without)} of {len(without)}", f"{len(with_it) - sum(with_it)} of {len(with_it)}"]
+
+
+def _means(records: str, value: Callable[[dict], float]) -> recomputed.Curves:
+    """(rule, width, depth) -> base-2 logarithms of rates, and means over seeds."""
+    _, rows = recomputed.read(recomputed.HERE / "records" / records)
+    grid: dict = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        key = (row["point"]["parametrization.preset"], row["width"], row["depth"])
+        grid[key][np.log2(row["point"]["optimizer.learning_rate"])].append(value(row))
+    return {key: (np.array(sorted(of)), np.array([np.mean(of[x]) for x in sorted(of)])) for key, of in grid.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A sentence by its first words, what it rests on, how to make it again, and its numbers by other code."""
+
+    start: str
+    cells: str
+    command: str
+    numbers: Callable[[], list[str]] = nothing
+
+
+_SWEEP = "`reproduction/run.sh cpu cifar10`"
+ROWS = (
+    Row(
+        "The rate transfers",
+        "[records/cifar10-cpu](../records/cifar10-cpu): 64 x 4 and 128 x 16, 5 seeds, training loss; the nine cells: "
+        "[drift.md](drift.md)",
+        f"{_SWEEP}, `python -m reproduction.drift.runs`",
+        joint_cell,
+    ),
+    Row("In an MLP of 150 steps", "[drift.md](drift.md); [today.md](today.md)", "`python -m reproduction.drift.runs`"),
+    Row("How far off?", "no number", ""),
+    Row(
+        "At scale",
+        "[public](../public/README.md): `step_law`, 215 M and 1.07 B parameters, one run a point",
+        "`python -m reproduction.public.recomputed`",
+    ),
+    Row(
+        "On a second sweep",
+        "[public](../public/README.md#carried-rates-regret): `marin_optimizers`",
+        "`python -m reproduction.public.page`",
+    ),
+    Row(
+        "Depth pays or does no harm",
+        "text: [depth.md](depth.md), 64 x 4 and 64 x 16, 12 seeds; images: "
+        "[records/cifar10-cpu](../records/cifar10-cpu), 128 x 4 and 128 x 16 at the rate of 64 x 4, 5 seeds",
+        f"`python -m reproduction.depth.runs`, {_SWEEP}",
+        accuracy_of_depth,
+    ),
+    Row(
+        "At equal cost, width and steps",
+        "[depth.md](depth.md): 64 x 16, 128 x 4 and 64 x 4 for four times the steps, 12 seeds; one task",
+        "`python -m reproduction.depth.runs`",
+    ),
+    Row(
+        "Which rule?",
+        "[rule_benchmark.md](rule_benchmark.md#version-2-and-the-default): 14 cells of depth x4, 6 seeds; not those "
+        "of width and depth",
+        "`python -m reproduction.rules.version2`",
+        cost_of_rules,
+    ),
+    Row(
+        "Without attention",
+        "the same 14 cells, divided afterwards",
+        "`python -m reproduction.recomputed`",
+        ahead_by_class,
+    ),
+    Row(
+        "It saves the search",
+        "[demonstration.md](demonstration.md): residual MLP, 10 repetitions; in a convolutional network and a GPT the "
+        "lead is not resolved",
+        "`python -m reproduction.pages.demonstration show`",
+    ),
+    Row(
+        "It fails",
+        "[records/lr_width_depth_mlp-long](../records/lr_width_depth_mlp-long), 8 seeds",
+        "`reproduction/run.sh long lr_width_depth_mlp`",
+    ),
+    Row(
+        "Tune with the large run's batch size",
+        "[batch_and_steps.md](batch_and_steps.md)",
+        "[its sweeps](batch_and_steps.md)",
+    ),
+    Row("Never tried", "no measurement", ""),
+)
+
+
+def sentences(readme: str) -> list[str]:
+    """Those of the section "What to expect", without marks of bold text, on one line."""
+    section = readme.split("## What to expect")[1].split("\n## ")[0]
+    bullets = [" ".join(part.split()) for part in section.split("\n* ")[1:]]
+    bullets[-1] = bullets[-1].split(" [What was found]")[0]
+    plain = [re.sub(r"\]\([^)]*\)", "", bullet.replace("**", "")).replace("[", "") for bullet in bullets]
+    parts = [re.split(r"(?<=[a-z0-9)`]\.) (?=[A-Z`])", bullet) for bullet in plain]
+    named = {f"{row.start}." for row in ROWS}
+    found: list[str] = []
+    for sentence in (one for some in parts for one in some):
+        if found and found[-1] in named:  # a heading of the bullet
+            found[-1] += f" {sentence}"
+        else:
+            found.append(sentence)
+    return found
+
+
+def row_of(sentence: str) -> Row:
+    """The row of a sentence; ValueError without one, or if it prints another number than its records give."""
+    rows = [row for row in ROWS if sentence.startswith(row.start)]
+    if len(rows) != 1:
+        raise ValueError(f"{sentence!r} has {len(rows)} rows in reproduction/pages/expectations.py: name its cells.")
+    missing = [number for number in rows[0].numbers() if number not in sentence]
+    if missing:
+        raise ValueError(f"{sentence!r} does not print {missing}, which its records give.")
+    return rows[0]
+
+
+def written(sentences: Sequence[str]) -> str:
+    """The page."""
+    lines = ["| sentence | cells | command | by other code |", "|---|---|---|---|"]
+    for sentence in sentences:
+        row = row_of(sentence)
+        lines.append(f"| {sentence} | {row.cells} | {row.command} | {', '.join(row.numbers())} |")
+    return (
+        "# What is said, and of which cells\n\nEach sentence of [README](../../README.md)'s *What to expect*, what it "
+        "rests on, how to make it again, and its numbers as [other code](expectations.py) computes them from the "
+        "committed records; a test compares them.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(sentences((ROOT / "README.md").read_text())))
