@@ -28,6 +28,7 @@ def test_links_lead_to_files_that_exist(page):
         "recipe_table",
         "drift_table",
         "ladder_table",
+        "by_class_table",
         pytest.param("rule_benchmark_table", marks=pytest.mark.slow),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.table import Table
 from reproduction.rules.by_class import runs
 from reproduction.rules.by_class.tasks import TASKS, WAYS
@@ -31,7 +32,7 @@ def results() -> list[Result]:
     for name, task in TASKS.items():
         try:
             losses = {way: runs.at_target(name, way) for way in WAYS}
-        except (FileNotFoundError, KeyError, ValueError):  # a run that the records lack
+        except (InputError, KeyError, ValueError):  # a run that the records lack
             continue
         lowest = min(float(values.mean()) for values in losses.values())
         learned = runs.chance(name) - lowest
@@ -90,7 +91,14 @@ def text(found: Sequence[Result]) -> str:
             *Table(("task", *WAYS), rows, "<" + ">" * len(WAYS)).lines,
             "",
             "Loss; excess over the lowest as a share of what that learns (standard error over seeds).",
-            *(by_class(found, attention) for attention in (False, True)),
-            *(against_own_best(found, other) for other in ("sp", "gpt2")),
+            *decisions(found),
         ]
     )
+
+
+def decisions(found: Sequence[Result]) -> list[str]:
+    """A sentence for each class, and for each way that is searched at the target."""
+    return [
+        *(by_class(found, attention) for attention in (False, True)),
+        *(against_own_best(found, other) for other in ("sp", "gpt2")),
+    ]
