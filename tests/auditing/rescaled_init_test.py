@@ -190,3 +190,33 @@ def test_products_to_a_fixed_number_of_features_change_as_the_root_of_the_width_
     ]
     exponent = np.polyfit(np.log(widths), np.log(changes), 1)[0]
     assert least < exponent < most, changes
+
+
+class SmallReadout(nn.Module):
+    width: int
+    depth: int
+    scale: float  # of the readout's initial values
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        for _ in range(self.depth):
+            h = h + nn.Dense(self.width)(nn.relu(h))
+        init = (
+            nn.initializers.variance_scaling(self.scale**2, "fan_in", "normal") if self.scale else nn.initializers.zeros
+        )
+        return nn.Dense(10, kernel_init=init, name="head")(h)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.125, 1.0])
+def test_a_readout_that_starts_smaller_in_both_models_is_taken_and_stays_so(scale):
+    x = jnp.ones((8, 12))
+    model, base, full, full_base = (SmallReadout(*size, s) for s in (scale, 1.0) for size in ((128, 16), (32, 4)))
+    of = lambda network, seed: network.init(jax.random.key(seed), x)["params"]
+    audit = dm.audit(model, base, x)
+    assert audit.verdict == "ok"
+    started, whole = (rescale_init(of(a, 0), of(b, 1), audit.info) for a, b in ((model, base), (full, full_base)))
+    dm.adamw(1e-3, audit.info).init(started)
+    # In the plain code, which has no multiplier, the function at the start is as much smaller as the readout.
+    sizes = [float(jnp.std(network.apply({"params": p}, x))) for network, p in ((model, started), (full, whole))]
+    assert sizes[0] == pytest.approx(scale * sizes[1], rel=1e-4, abs=1e-7)
