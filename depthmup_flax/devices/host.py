@@ -27,13 +27,19 @@ def cache_directory() -> pathlib.Path:
 
 
 def cache_compilations() -> None:
-    """Makes JAX keep compiled programs in `cache_directory`; call before JAX starts.
+    """Makes JAX keep compiled programs in `cache_directory`, also small ones; call before JAX starts.
 
-    Programs are executed, so a warning says that the directory is not used if other users could write to it. Has no
-    effect if ``JAX_COMPILATION_CACHE_DIR`` is set.
+    Programs are executed, so a warning says that the directory is not used if other users could write to it. JAX's own
+    variables go first: ``JAX_COMPILATION_CACHE_DIR`` names another directory.
     """
     import jax  # late: --help does not need it
 
+    # A start compiles many small programs. And JAX hashes the path of XLA's own cache into the names of programs: at
+    # another path none would be found.
+    wanted = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_enable_xla_caches": ""}
+    for name, value in wanted.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
     if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     try:
@@ -47,9 +53,6 @@ def cache_compilations() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
-    # JAX hashes the path of XLA's own cache into the names of programs: at another path none would be found.
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "")
 
 
 def _drop_half_written(directory: pathlib.Path) -> None:

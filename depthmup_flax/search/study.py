@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,7 +51,7 @@ from depthmup_flax.trainer.engine.network import ConfigNetwork
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.run_log import Writer
 from depthmup_flax.util.errors import InputError, closest, require_number, shown, without_token
-from depthmup_flax.util.messages import PACKAGE
+from depthmup_flax.util.messages import show_lines
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -138,8 +137,7 @@ class Study:
 
     def __post_init__(self) -> None:
         if not self.quiet:
-            logging.basicConfig(format="%(message)s", stream=sys.stdout)  # does nothing if handlers are there
-            PACKAGE.setLevel(logging.INFO)
+            show_lines()
         self._config, self._load = self._base_config(), LoadOnce()
         validate(self._config)
         if self.workdir is None:

@@ -3,6 +3,8 @@
 import functools
 import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -138,3 +140,20 @@ def test_only_a_cpu_has_options_and_a_level_that_is_set_stays(options):
     assert options("tpu") is None
     assert options(flags=f"--{LEVEL}=1") is None
     assert options(unoptimized=True) is None
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_small_programs_are_kept_also_in_a_directory_that_jaxs_variable_names(own, tmp_path):
+    """In a process of its own, as JAX reads its variables when it starts."""
+    code = (
+        "import jax, os\n"
+        "from depthmup_flax.devices.host import cache_compilations\n"
+        "cache_compilations()\n"
+        "jax.jit(lambda x: x + 1)(1.0)\n"
+    )
+    place = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)} if own else {"XDG_CACHE_HOME": str(tmp_path)}
+    free = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
+    subprocess.run(
+        [sys.executable, "-c", code], env=free | place | {"JAX_ENABLE_COMPILATION_CACHE": "true"}, check=True
+    )
+    assert list(tmp_path.rglob("*-cache"))
