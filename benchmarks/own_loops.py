@@ -118,7 +118,7 @@ def _timed(name):
 
 
 def main():
-    """Prints the seconds of each round, the ratio, and by how much the losses differ; runs at high rates differ by rounding alone."""
+    """Prints the seconds of each round, the ratio, and by how much losses differ: at high rates rounding grows."""
     parser = argparse.ArgumentParser()
     parser.add_argument("contender", nargs="?", choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=3)

@@ -129,7 +129,7 @@ def from_fields(cls: type[T], fields: Json, path: pathlib.Path) -> T:
 
     Fields of a later version cause one warning.
     """
-    annotations = _types_of(cls)
+    annotations = _types_of(cast(Any, cls))
     if unknown := sorted(fields.keys() - annotations.keys()):
         _ignored(path, ", ".join(unknown))
     known = {name: value for name, value in fields.items() if name in annotations}

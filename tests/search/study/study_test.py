@@ -19,6 +19,7 @@ import depthmup_flax as dm
 from depthmup_flax.config.fields import config_hash
 from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.messages import PACKAGE
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 5)).astype(np.float32)
@@ -182,11 +183,12 @@ def test_shards_of_a_sweep_are_read_as_one(tmp_path):
 
 def test_a_study_shows_progress_unless_logging_is_configured_or_it_is_quiet(monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(PACKAGE, "handlers", [])
     classification(quiet=True)
-    assert logging.root.handlers == []
+    assert PACKAGE.handlers == []
     for _ in range(2):
         classification()
-        (handler,) = logging.root.handlers
+        (handler,) = PACKAGE.handlers
     assert handler.stream is sys.stdout
 
 
