@@ -68,6 +68,7 @@ def audited(
     output: Output = None,
     count: Callable[[ModelFunctions], float] | None = None,
     probe: Parametrization = PROBE,
+    evaluate: bool = True,
 ) -> Audited:
     """Audits a network of ``sizes``, (width, depth), against its base, with shapes alone.
 
@@ -83,6 +84,7 @@ def audited(
       count: network -> the depth ratio of its own code, which is taken as given: then roles are read at a depth where
         every stage grows. By default residual sums are counted, see `_by_their_count`.
       probe: the rule that the networks have, if they take one.
+      evaluate: see `depthmup_flax.audit`.
 
     Raises:
       InputError: a role cannot be read, or the network cannot be built at other sizes than the base's.
@@ -98,7 +100,7 @@ def audited(
 
     def of(network: ModelFunctions, sizes: Sizes) -> Audit:
         def with_ratio(ratio: float | None) -> Audit:
-            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=in_code)
+            return audit(network, base, inputs, depth_ratio=ratio, output=output, in_code=in_code, evaluate=evaluate)
 
         if count is not None:
             return with_ratio(count(network))
@@ -323,4 +325,5 @@ def _audited_model(model: Any, inputs: ArrayTree) -> Audited:
         return float(sized.depth_ratio)
 
     own, base = (model.width, model.depth), (model.base_width, model.base_depth)
-    return audited(at, own, base, inputs, count=count, probe=_OUR_PROBE)
+    # Evaluating takes a third of the time; our models are in the tests of audits that evaluate.
+    return audited(at, own, base, inputs, count=count, probe=_OUR_PROBE, evaluate=False)

@@ -169,13 +169,14 @@ def _factor(facts: Traced, i: int) -> float | None:
 
 
 def _keys(node: Node) -> list[_Key]:
-    """The expression with all calls around it; the same with the innermost one alone.
+    """The expression with all calls around it; with the innermost of each loop and call; and alone.
 
-    A function that JAX has traced before does not know who called it.
+    A function that JAX has traced before does not know who called it, and a deeper model may have
+    loops, or recompute, where the base model does not.
     """
     stacks = [_frames(eqn) for eqn in node.params.get("callers", ())]
     innermost = tuple(map(_innermost, stacks))
-    return [(node.op, tuple(stacks)), (node.op, innermost)]
+    return [(node.op, tuple(stacks)), (node.op, innermost), (node.op, innermost[-1:])]
 
 
 def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:

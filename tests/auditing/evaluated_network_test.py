@@ -6,6 +6,7 @@ import pytest
 
 import depthmup_flax as dm
 from depthmup_flax.auditing import model_audit
+from depthmup_flax.models import create_model
 
 RULE = dm.get_parametrization("depth_mup")
 X = jax.ShapeDtypeStruct((2, 5), jnp.float32)
@@ -77,3 +78,26 @@ def test_two_weights_of_one_product_carry_its_factor_once():
     assert result.ok
     carried = {row.path: str(row.carried) for row in result.rows}
     assert carried == {"stem": "1", "one": "3", "other": "3", "head": "1/3"}
+
+
+OURS = {
+    "res_mlp": {},
+    "simple_resnet": {"norm": "layer"},
+    "resnet": {},
+    "vit": {"num_heads": 2, "patch_size": 4},
+    "gpt": {"num_heads": 2, "qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_models_of_the_package_are_ok_evaluated_too(name):
+    inputs = jnp.zeros((2, 8), jnp.int32) if name == "gpt" else jnp.zeros((2, 16, 16, 3))
+    rule = dm.get_parametrization("depth_mup")
+    depths = {"resnet": (None, None), "simple_resnet": (6, 3)}.get(name, (4, 2))
+    sizes = [{"width": width, "depth": depth} for width, depth in zip((32, 16), depths, strict=True)]
+    base = {f"base_{field}": value for field, value in sizes[1].items()}
+    given = [{k: v for k, v in {**OURS[name], **base, **size}.items() if v is not None} for size in sizes]
+    model, reference = (create_model(name, num_classes=10, rule=rule, **fields) for fields in given)
+    audit = dm.audit(model, reference, inputs)
+    assert audit.verdict == "ok", str(audit)
+    assert not any("outputs" in note for note in audit.notes)
