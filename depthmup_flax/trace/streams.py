@@ -43,8 +43,8 @@ class Streams:
 def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
     """Decides which sums are residual, and what is inside their branches."""
     paths = finder.paths
-    unread = _unread_carries(graph, paths.needed)
     sums, avoid = _decided(graph, finder, {})
+    unread = _unread_carries(graph, paths.needed, {residual.node for residual in sums})
     if unread:
         sums, avoid = _with_unread_carries(graph, finder, unread, (sums, avoid))
     nodes = {residual.node for residual in sums}
@@ -63,15 +63,22 @@ def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
     )
 
 
-def _unread_carries(graph: Graph, needed: Sequence[bool]) -> dict[int, int]:
-    """What loops carry, and nothing reads behind them: its end -> its start."""
-    ends = {end: start for start, end in graph.carries() if needed[start]}
+def _unread_carries(graph: Graph, needed: Sequence[bool], sums: Collection[int]) -> dict[int, int]:
+    """What loops carry and do not add to, and nothing reads behind them: its end -> its start."""
+    ends = {end: start for start, end in graph.carries() if needed[start] and _last_of_several(graph, end) not in sums}
     for i, node in enumerate(graph.nodes):
         if needed[i]:
             for j in ends.keys() & set(node.inputs):
                 if len(node.loops) < len(graph.nodes[j].loops):
                     del ends[j]
     return ends
+
+
+def _last_of_several(graph: Graph, i: int) -> int:
+    """The last node before ``i``, or itself, that has several inputs: a sum behind casts."""
+    while len(graph.nodes[i].inputs) == 1:
+        i = graph.nodes[i].inputs[0]
+    return i
 
 
 def _with_unread_carries(
