@@ -60,9 +60,7 @@ def program_of(experiment, mesh, accumulate=1, **fields):
     config.train.accumulate = accumulate
     network = experiment.network
     model = network.model.clone(param_dtype=jnp.float64, dtype="float64", **fields)
-    made = of_module(model)
-    params, collections = made.shapes(experiment.dataset.input_spec)
-    of_model = dataclasses.replace(network, config=config, made=made, params=params, collections=collections)
+    of_model = dataclasses.replace(network, config=config, made=of_module(model))
     replaced = dataclasses.replace(experiment, config=config, work=of_model)
     return ShardedProgram(replaced, mesh, put_train_data(experiment.dataset, mesh))
 

@@ -98,7 +98,7 @@ def test_names_of_writers_are_checked(names):
 
 def test_an_absent_library_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"depthmup-flax\[wandb\]"):
+    with pytest.raises(InputError, match=r"\[wandb\]"):
         train_and_evaluate(short_run(writers=("jsonl", "wandb")), tmp_path / "run")
 
 
