@@ -9,6 +9,7 @@ those that the sentence prints. A sentence without a row, or with another number
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import re
 from collections import defaultdict
@@ -20,7 +21,6 @@ from reproduction import recomputed
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = pathlib.Path(__file__).with_suffix(".md")
-ATTENTION = ("gpt", "llama", "vit")  # in names of tasks
 
 
 def nothing() -> list[str]:
@@ -56,14 +56,76 @@ def cost_of_rules() -> list[str]:
     return [f"{cost('depth_mup'):.3f}", f"{cost('completep'):.3f}"]
 
 
-def ahead_by_class() -> list[str]:
-    """In how many tasks without attention completep costs less, and with it depth_mup."""
-    scores = recomputed.benchmark()
-    tasks = sorted({task for task, target, _ in scores if target == "depth x4"})
-    ahead = {task: scores[task, "depth x4", "completep"] < scores[task, "depth x4", "depth_mup"] for task in tasks}
-    has = lambda task: any(part in task for part in ATTENTION)
-    without, with_it = ([ahead[task] for task in tasks if has(task) == one] for one in (False, True))
-    return [f"{sum(without)} of {len(without)}", f"{len(with_it) - sum(with_it)} of {len(with_it)}"]
+def which_rule() -> list[str]:
+    """`cost_of_rules`, and in how many fresh tasks completep costs less."""
+    ahead = sum(losses["completep"] < losses["depth_mup"] for losses in _by_class().values())
+    return [*cost_of_rules(), f"{ahead} of 8"]
+
+
+def untuned() -> list[str]:
+    """In how many fresh tasks depth_mup, untuned, loses less than sp and GPT-2's start; and the mean difference."""
+    found = _by_class()
+    share = [(x["sp"] - x["depth_mup"]) / (x["chance"] - min(x[way] for way in _WAYS)) for x in found.values()]
+    ahead = [sum(x["depth_mup"] < x[way] for x in found.values()) for way in ("sp", "gpt2")]
+    return [f"{ahead[0]} of 8", f"{np.mean(share):.3f}", f"{ahead[1]} of 8"]
+
+
+def ladders() -> list[str]:
+    """How many best rates lie in their interval."""
+    words = {10: "ten"}
+    inside = {sum(one["inside"] for one in _ladder(end).values()) for end in ("", "_one_run")}
+    (number,) = inside
+    return [f"{words[number]} of ten"]
+
+
+def ladder_costs() -> list[str]:
+    """The mean regrets of the ladder's rate and of the proxy's."""
+    found = [one["regret"] for one in _ladder("_one_run").values()]
+    return [f"{100 * np.mean([one[way] for one in found]):.1f} %" for way in ("rate", "of_smallest")]
+
+
+def _ladder(end: str) -> dict:
+    return json.loads((recomputed.HERE / "ladder" / f"results{end}.json").read_text())
+
+
+_WAYS = ("depth_mup", "completep", "sp", "gpt2")
+
+
+def _by_class() -> dict[str, dict[str, float]]:
+    """Task -> each way's mean loss, and chance, from the records alone; a diverged run is a constant guess."""
+    place = recomputed.HERE / "rules" / "by_class" / "records"
+    result = {}
+    for task in sorted(place.iterdir()):
+        of: dict[str, float] = {}
+        for way in _WAYS:
+            info, rows = recomputed.read(task / way / "target")
+            of["chance"] = info["chance"]
+            seeds: dict = defaultdict(dict)
+            for row in rows:
+                loss = row["train_loss_avg"] if row["status"] == "completed" else info["chance"]
+                seeds[row["point"]["optimizer.learning_rate"]][row["seed"]] = min(loss, info["chance"])
+            means = {rate: np.mean(list(x.values())) for rate, x in seeds.items() if len(x) == 4}
+            if way in ("sp", "gpt2"):
+                of[way] = float(min(means.values()))
+            else:
+                of[way] = float(np.mean([means[rate] for rate in _searched(task / way / "proxy", way)]))
+        result[task.name] = of
+    return result
+
+
+def _searched(place: pathlib.Path, way: str) -> list[float]:
+    """The best rates of the two searches of a proxy."""
+    info, rows = recomputed.read(place)
+    parts = [(0, 1), (2, 3)] if way == "depth_mup" else [(0,), (1,)]
+    best = []
+    for part in parts:
+        losses: dict = defaultdict(list)
+        for row in rows:
+            if row["seed"] in part:
+                loss = row["train_loss_avg"] if row["status"] == "completed" else info["chance"]
+                losses[row["point"]["optimizer.learning_rate"]].append(min(loss, info["chance"]))
+        best.append(min(losses, key=lambda rate: np.mean(losses[rate])))
+    return best
 
 
 def _means(records: str, value: Callable[[dict], float]) -> recomputed.Curves:
@@ -96,7 +158,26 @@ ROWS = (
         joint_cell,
     ),
     Row("In an MLP of 150 steps", "[drift.md](drift.md); [today.md](today.md)", "`python -m reproduction.drift.runs`"),
-    Row("How far off?", "no number", ""),
+    Row(
+        "How far off?",
+        "[ladder.md](ladder.md): ten targets, an interval each at both budgets; the costs with a budget of one run",
+        "`python -m reproduction.ladder.runs check --budget=1`",
+        ladders,
+    ),
+    Row(
+        "With `--ladder=1`",
+        "the same ten targets",
+        "`python -m reproduction.ladder.runs check --budget=1`",
+        ladder_costs,
+    ),
+    Row("`depthmup ladder` reads", "no number", ""),
+    Row(
+        "Untuned against tuned",
+        "[rule_benchmark.md](rule_benchmark.md#by-class-and-untuned-against-tuned): eight tasks, 4 seeds",
+        "`python -m reproduction.rules.by_class --hours=0`",
+        untuned,
+    ),
+    Row("Seven were", "the same eight tasks", "`python -m reproduction.rules.by_class --hours=0`"),
     Row(
         "At scale",
         "[public](../public/README.md): `step_law`, 215 M and 1.07 B parameters, one run a point",
@@ -122,15 +203,14 @@ ROWS = (
     Row(
         "Which rule?",
         "[rule_benchmark.md](rule_benchmark.md#version-2-and-the-default): 14 cells of depth x4, 6 seeds; not those "
-        "of width and depth",
-        "`python -m reproduction.rules.version2`",
-        cost_of_rules,
+        "of width and depth; eight fresh tasks, 4 seeds",
+        "`python -m reproduction.rules.version2`, `... .by_class`",
+        which_rule,
     ),
     Row(
-        "Without attention",
-        "the same 14 cells, divided afterwards",
-        "`python -m reproduction.recomputed`",
-        ahead_by_class,
+        "By the registered test",
+        "[rule_benchmark.md](rule_benchmark.md#by-class-and-untuned-against-tuned): eight tasks, four in each class",
+        "`python -m reproduction.rules.by_class --hours=0`",
     ),
     Row(
         "It saves the search",
