@@ -68,7 +68,7 @@ class Loss:
         counted = None if self.ignored is None else self._counted(targets)
         return Means.of_examples(metrics, mask, counted) if self.masked else dict(metrics)
 
-    def _counted(self, labels: jax.Array) -> jax.Array:
+    def _counted(self, labels: jax.Array) -> Any:
         """Which of integer labels are not ignored; of one that does not fit into their type, all."""
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise InputError(
