@@ -85,6 +85,10 @@ def as_model(
     if not any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x)):
         right = "a batch that the model takes, an array or a jax.ShapeDtypeStruct"
         raise InputError(f"x is {shown(x)}: pass {right}.")
+    for leaf in jax.tree.leaves(x):
+        if 0 in getattr(leaf, "shape", ()):
+            text = f"an array of the shape {list(leaf.shape)}"
+            raise InputError(f"x has {text}: pass a batch of one example or more.")
     inputs = jax.tree.map(abstract, x)
     if isinstance(model, ModelFunctions) and not known:
         return _of_functions(model, inputs, argument, output)

@@ -70,7 +70,7 @@ def rescale_init(
 
     Hidden weights get ``std_base / sqrt(m_in)``, input and output weights ``std_base``
     (`Parametrization.init_ratio`). So readouts and ``nn.Embed`` start ``m^1/2`` times larger than
-    Flax's defaults; `Readout` needs no correction. Vectors get ``std_base``, too, if theirs clearly
+    Flax's defaults; `Readout` needs no correction. Vectors get ``std_base``, too, if theirs
     differs by a power of the width, as that of biases from 1/sqrt(fan_in) does. Fixed parameters and
     constants (zeros, ones) keep their values; under ``standard``, all do. In the end each is
     multiplied by the factor that it carries (`ParamInfo`).
@@ -288,9 +288,8 @@ class _Values:
 
 
 def _of_vector(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
-    """1, unless a power of the width is clearly nearer: vectors are short, or have a meaning."""
-    is_one = jnp.abs(jnp.log(measured)) <= tolerance
-    return jnp.where(is_one, 1.0, _nearest_power(measured, info, tolerance, 1.0))
+    """The nearest power of the width, or 1: vectors are short, or have a meaning."""
+    return _nearest_power(measured, info, tolerance, 1.0)
 
 
 def _nearest_power(

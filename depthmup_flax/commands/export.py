@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -30,8 +31,8 @@ def define(parser: Parser) -> None:
     for size in ("width", "depth"):
         parser.flag(f"--{size}", type=int, help=f"The network's field {size}.")
         parser.flag(f"--base_{size}", type=int, help="That of the base, which is tuned.")
-    parser.flag("--fields", type=json.loads, default={}, help="Further fields of the network, as JSON.")
-    parser.flag("--base_fields", type=json.loads, default={}, help="Those of the base that differ, as JSON.")
+    parser.flag("--fields", type=json_object, default={}, help="Further fields of the network, as JSON.")
+    parser.flag("--base_fields", type=json_object, default={}, help="Those of the base that differ, as JSON.")
     parser.flag("--input", type=names, default=[], help="Shapes of a batch, such as 8x20 or 1x64:int32,1x64:int32.")
     parser.flag("--result", help="The result that the loss reads, if there are several, such as logits.")
     parser.flag("--rule", default="depth_mup", help="A preset.")
@@ -60,16 +61,33 @@ def main(args: argparse.Namespace) -> None:
     base = _network(make, {**args.fields, **args.base_fields, **of_base})
     inputs = tuple(map(_array, args.input))
     result = audit(model, base, inputs, output=args.result)
+    if not result:
+        print(result)  # which says what to write
     result.require()
     table = export(result, rule)
-    pathlib.Path(args.output).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    file = pathlib.Path(args.output)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     print(f"{args.output}: {table['parameters']} parameters in {len(table['rows'])} rows, {args.rule}")
 
 
 def _import_path(name: str) -> str:
-    """``models.gpt:GPT`` of ``models/gpt.py:GPT``."""
+    """``models.gpt:GPT`` of ``models/gpt.py:GPT``, or of the same file as ``./models/gpt.py`` or an absolute path."""
     file, colon, attribute = name.partition(":")
-    return file.removesuffix(".py").replace("/", ".") + colon + attribute
+    if file.endswith(".py"):
+        inside = os.path.relpath(file)
+        if inside.startswith(os.pardir):
+            raise InputError(f"{file} is not below this directory: run the command from the directory that holds it.")
+        file = inside.removesuffix(".py").replace(os.sep, ".")
+    return file + colon + attribute
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The fields of a flag; a `ValueError` for anything else."""
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+        raise ValueError
+    return fields
 
 
 def _network(make: Any, fields: dict[str, Any]) -> Any:
@@ -77,11 +95,15 @@ def _network(make: Any, fields: dict[str, Any]) -> Any:
     import functools
 
     from depthmup_flax.networks.model_functions import model_functions
-    from depthmup_flax.networks.user_code import calling, takes
+    from depthmup_flax.networks.user_code import MISSING, PASSED, calling, parameters, takes
 
     for field in fields:
         if not takes(make, field):
             raise InputError(f"{make.__name__} takes no {field}: name its fields, as --fields='{{\"n_embd\": 1024}}'.")
+    for name, parameter in parameters(make).items():
+        if parameter.default is MISSING and name not in {*fields, *PASSED}:
+            flag = f"--{name}=N, with --base_{name}" if name in ("width", "depth") else f"--fields='{{\"{name}\": 4}}'"
+            raise InputError(f"{make.__name__} needs {name}: give it, as {flag}.")
     if takes(make, "rngs") or takes(make, "key"):
         return model_functions(functools.partial(make, **fields))
     with calling(make.__name__):

@@ -6,6 +6,7 @@ looked at once.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ def read_meta(file: str) -> Meta:
         with open(file, encoding="utf-8") as opened:
             stored = json.load(opened)
         meta = Meta(stored["vocab_size"], stored.get("dtype", "uint16"), stored.get("tokenizer", ""))
-        if meta.vocab_size < 1 or meta.dtype not in DTYPES:
+        if not isinstance(meta.vocab_size, int) or meta.vocab_size < 1 or meta.dtype not in DTYPES:
             raise ValueError(f"{meta.vocab_size}, {meta.dtype}")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         example = '{"vocab_size": 50257, "dtype": "uint16"}'
@@ -87,7 +88,7 @@ def _mapped(file: str, dtype: str) -> np.ndarray:
     if first.startswith(b"\x93NUMPY"):
         return _of_numpy(file)
     kind = next((kind for start, kind in _OTHERS.items() if first.startswith(start)), None)
-    if kind is None and len(first) > 16 and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in first):
+    if kind is None and len(first) > 16 and _is_text(first):
         kind = "a text: use data.name='text:FILE'"
     if kind is not None:
         raise InputError(f"{file} has no tokens; it is {kind}. Write integers, as with NumPy's tofile.")
@@ -106,6 +107,15 @@ def _mapped(file: str, dtype: str) -> np.ndarray:
     return np.memmap(file, f"<{np.dtype(dtype).str[1:]}" if item > 1 else dtype, "r", offset)
 
 
+def _is_text(first: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 without control characters; the last character may be cut."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeDecodeError:
+        return False
+    return all(character in "\t\n\r" or (character >= " " and character != "\x7f") for character in text)
+
+
 def _of_numpy(file: str) -> np.ndarray:
     """One axis of integers, as `numpy.save` writes them."""
     try:
@@ -114,7 +124,7 @@ def _of_numpy(file: str) -> np.ndarray:
         raise InputError(f"{file} is an array that NumPy cannot read ({error}): write it again.") from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise InputError(f"{file} is an array {tokens.dtype}{list(tokens.shape)}: save one axis of integers.")
-    return tokens
+    return tokens.astype(tokens.dtype.newbyteorder("="), copy=False)  # JAX has no other byte order
 
 
 def _remedy(file: str, tokens: np.ndarray, meta: Meta) -> str:

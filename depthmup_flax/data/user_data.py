@@ -428,18 +428,25 @@ def _checked(dataset: UserDataset) -> UserDataset:
 def _target_range(dataset: UserDataset) -> tuple[int, set[int]]:
     """The largest target, or token, in memory; and of one target an example, those of training.
 
-    -1 for other targets than integers, or if the examples are read in training.
+    -1 for other targets than integers, or if the examples are read in training. `InputError` if all are ignored.
     """
     found: list[int] = []
     trained: set[int] = set()
-    for split in (dataset.train, dataset.test):
+    for name, split in (("train", dataset.train), ("test", dataset.test)):
         if dataset.has_integer_targets and type(split) is ArraySplit:
+            counted = 0
             for start in range(0, len(split), _CHUNK):
                 batch = {name: x[start : start + _CHUNK] for name, x in split.fields.items()}
                 inputs, targets = map(np.asarray, dataset.prepare("none", None, batch))
                 labels = targets[targets != dataset.ignore_label] if dataset.ignore_label is not None else targets
                 for x in (inputs, labels) if dataset.input_kind == "tokens" else (labels,):
-                    found.append(int(x.max(initial=-1)))
+                    found += [int(x.max())] if x.size else []
+                counted += labels.size
                 if split is dataset.train and targets.ndim == 1:
                     trained |= set(np.unique(labels).tolist())
+            if len(split) and not counted:
+                raise InputError(
+                    f"data.ignore_label is {dataset.ignore_label}: all targets of {name} are, and their mean would "
+                    "be 0. Give examples with labels, or None for no test."
+                )
     return max(found, default=-1), trained

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from depthmup_flax.rule.info_trees import info_of
 from depthmup_flax.rule.measures import measures
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, require_number, shown
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 LOSS, STEP, NUMBERS = "loss", "step", "numbers"
@@ -49,6 +50,11 @@ def record_course(
       degree, geometry: as in `depthmup_flax.measures`; for SGD ``degree=1``.
       **numbers: what both runs must share beside the bits of parameters, such as ``batch_size=64, weight_decay=0.1``.
     """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise InputError(f"optimizer is {shown(optimizer)}: pass an optimizer of optax, such as dm.adamw(rate, info).")
+    for name, value in numbers.items():
+        require_number(name, value)
+    info = info_of(info)
     inner = optax.with_extra_args_support(optimizer)
 
     def measured(gradients: ArrayTree, updates: ArrayTree, params: ArrayTree, state: Any) -> dict[str, jax.Array]:

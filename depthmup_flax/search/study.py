@@ -139,6 +139,7 @@ class Study:
         if not self.quiet:
             show_lines()
         self._config, self._load = self._base_config(), LoadOnce()
+        self._course: dict[str, Any] = {}  # fields of ``config.train`` of a run after a search
         validate(self._config)
         if self.workdir is None:
             self.workdir = tempfile.mkdtemp(prefix="depthmup-")
@@ -190,6 +191,10 @@ class Study:
 
     def config(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
         """The config of a run, as the functions and commands have it; by default of the proxy."""
+        return self._sized(width, depth, **{f"train.{name}": value for name, value in self._course.items()} | values)
+
+    def _sized(self, width: int | None = None, depth: int | None = None, **values: Any) -> ConfigDict:
+        """The config of a size, which is the same before and after a search."""
         config = self._config.copy_and_resolve_references()
         sizes = {"model.width": width, "model.depth": depth}
         set_values(config, {path: size for path, size in sizes.items() if size is not None} | values)
@@ -200,7 +205,7 @@ class Study:
 
         At the base's width or depth a larger network is audited, because there nothing shows what grows.
         """
-        config = self.config(width, depth)
+        config = self._sized(width, depth)
         rule, dataset = make_parametrization(config), self._load(config.data)
         network = ConfigNetwork(config.model, dataset.num_classes)
         if network.task(rule) is not None:
@@ -246,7 +251,7 @@ class Study:
           **values: of the hyperparameters.
         """
         self._require_target(target, ladder)
-        config = self.config()
+        config = self._sized()
         if tune or not values:
             names = as_tuple(tune) or default_names(config)
             named = [(name, values.get(name)) for name in dict.fromkeys((*names, *values))]
@@ -258,10 +263,10 @@ class Study:
         best = tuning.tune(config, search, workdir, objective=self.objective, **options)
         if target is not None:
             fields: dict[str, Any] = best.fields
-            proxy, large = (self.config(*size, **fields) for size in ((), target))
+            proxy, large = (self._sized(*size, **fields) for size in ((), target))
             steps = build_experiment(config, load=self._load).total_steps
             carry(best, proxy, large, (steps, steps), ladder, lanes=lanes, load=self._load)
-        self._config.train.update(record_course=True, reference=absolute(best.directory))  # of `train`
+        self._course = {"record_course": True, "reference": absolute(best.directory)}
         return best
 
     def _require_target(self, target: Any, ladder: float | None) -> None:
@@ -272,7 +277,7 @@ class Study:
         if target is not None:
             for name, size, least in zip(("width", "depth"), target, self.base, strict=True):
                 require_number(f"target's {name}", size, least=least, whole=True)
-            validate(self.config(*target))
+            validate(self._sized(*target))
 
     def sweep(
         self,
@@ -361,7 +366,7 @@ class Study:
           lanes: see `depthmup_flax.sweep`.
           **values: of the hyperparameters, as ``train`` has them: ``**best``.
         """
-        config = self.config(width, depth, **values)
+        config = self._sized(width, depth, **values)
         place = self._of_size("forecast", config)
         return forecast(config, place, plan, objective=objective, lanes=lanes, load=self._load)[0]
 
@@ -374,12 +379,12 @@ class Study:
             ``tolerance`` of the check, see `depthmup_flax.search.coordinate_check.check_config`.
         """
         own = {name: values.pop(name) for name in ("steps", "seeds", "batch_size", "tolerance") if name in values}
-        return check_config(self.config(**values), widths=widths, depths=depths, **own)
+        return check_config(self._sized(**values), widths=widths, depths=depths, **own)
 
     @functools.cached_property
     def _compared(self) -> tuple[ConfigDict, str]:
         """The config of the runs of grids, and the loss by which they are compared."""
-        config, experiment = self.config(), build_experiment(self.config(), load=self._load)
+        config, experiment = self._sized(), build_experiment(self._sized(), load=self._load)
         return config, tuning.prepare_objective(self.objective, config, experiment)
 
     def _axes(self, values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -32,6 +32,14 @@ DEVIATIONS = 4  # of the ratio by the numbers of a role, which widen its limit, 
 LEARNED, LEAST_LEARNED, FIRST_OF_LOSS = 0.35, 0.35, 16
 _STILL = 0.05  # updates that are a smaller part of the reference's are none
 _ORDER = (NUMBER, *LIMITS, LOSS)
+# What columns of a kind are in a sentence.
+_PARTS = {
+    RATE: "rate",
+    UPDATE: "updates",
+    RELATIVE: "updates",
+    GRADIENT: "gradients",
+    PARAMETER: "parameters",
+}
 _CAUSES = {
     NUMBER: "it was changed, or not rescaled for another batch size or length",
     RATE: "optimizer.learning_rate, the schedule or warm-up, or a batch size or length without the rule's rescaling",
@@ -133,8 +141,7 @@ class Comparison:
     def sentence(self) -> str:
         """What is off by how much at the first such step, and what causes it."""
         if self.on_course:
-            last = max(self.run[STEP], default=0)
-            return f"on course to step {last}: rate, updates, gradients and parameters of all roles fit the reference."
+            return f"on course to step {max(self.run[STEP])}: {_compared(self)} the reference."
         first = self.deviations[0]
         same = [one for one in self.deviations if (one.step, one.kind) == (first.step, first.kind)]
         return f"off course at step {first.step}: {_what(self, same)}. {_cause(self, same)}"
@@ -148,6 +155,15 @@ class Comparison:
         return f"{table}\n\n{self.sentence}"
 
 
+def _compared(comparison: Comparison) -> str:
+    """ "rate, updates, gradients and parameters of all roles fit", of the kinds that both runs have."""
+    kinds = {kind_of(name) for name in comparison.factors}
+    *parts, last = dict.fromkeys(part for kind, part in _PARTS.items() if kind in kinds) or ["the loss"]
+    if last in ("rate", "the loss"):
+        return f"{last} fits"
+    return f"{', '.join(parts)}{' and ' if parts else ''}{last} of all roles fit"
+
+
 def _what(comparison: Comparison, same: Sequence[Deviation]) -> str:
     """By how much columns of one kind are off at a step."""
     kind, rule = same[0].kind, "times what the rule and the reference say"
@@ -157,6 +173,8 @@ def _what(comparison: Comparison, same: Sequence[Deviation]) -> str:
         return listed([f"{name} is {value}, and by the reference {wanted}" for name, (wanted, value) in pairs.items()])
     if kind == LOSS:
         return f"the loss has fallen by {same[0].factor:.2g} times what the reference's has"
+    if bad := [one.name for one in same if math.isinf(one.factor)]:
+        return f"{_PARTS[kind]} of {bad[0].split('/')[1]} are not finite"
     if kind == RATE:
         return f"the learning rate is {same[0].factor:.3g} {rule}"
     if means := [one for one in same if not of_a_tensor(one.name)]:
@@ -172,6 +190,8 @@ def _what(comparison: Comparison, same: Sequence[Deviation]) -> str:
 def _cause(comparison: Comparison, same: Sequence[Deviation]) -> str:
     """What was done, where the factors show it, else what is usual."""
     kind = same[0].kind
+    if kind != NUMBER and any(math.isinf(one.factor) for one in same):
+        return "Usual cause: numbers that overflow, in low precision, or a loss that is not finite."
     if kind in _OF_A_TENSOR and all(of_a_tensor(one.name) for one in same):
         still = kind in (UPDATE, RELATIVE) and all(one.name.endswith(SMALLEST) for one in same)
         return f"Cause: {f'one tensor does not train, or hardly: {_FROZEN}' if still else _OF_A_TENSOR[kind]}."
@@ -204,7 +224,10 @@ def _lacking(comparison: Comparison, role: str, i: int) -> float:
 
 
 def _factor(value: Any, reference: Any) -> float:
+    """Infinite for a value that is not finite, which is None, where the reference's is a number."""
     numbers = all(isinstance(x, (int, float)) for x in (value, reference))
+    if value is None and isinstance(reference, (int, float)):
+        return math.inf
     return float(value) / float(reference) if numbers and reference != 0 else math.nan
 
 

@@ -26,7 +26,7 @@ from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of, of_a_tensor
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
-from depthmup_flax.util.errors import InputError, listed
+from depthmup_flax.util.errors import InputError, listed, without_token
 from depthmup_flax.util.types import Json
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,9 @@ def save_course(directory: str | os.PathLike[str], opt_state: Any) -> None:
 def compared(reference: Json, run: Json) -> Comparison:
     """`compare_runs` of two contents of ``course.json``."""
     theirs, ours = ConfigDict(reference["config"]), ConfigDict(run["config"])
-    same, own_same = ({path: get_field(config, path) for path in _SAME} for config in (theirs, ours))
+    # Another session's name of the same object has another token.
+    named = lambda value: without_token(value) if isinstance(value, str) else value
+    same, own_same = ({path: named(get_field(config, path)) for path in _SAME} for config in (theirs, ours))
     if found := differences(same, own_same):
         raise InputError(f"the runs are not comparable: {listed(found)}.")
     columns, own = dict(reference["columns"]), run["columns"]
@@ -190,6 +192,8 @@ def _joined(reference: Columns, run: Columns, numbers: Mapping[str, tuple[Any, A
     names = [name for name in run if name in reference and kind_of(name) in (*LIMITS, LOSS, RULE)]
     if not names:
         raise InputError("the runs have no column in common: give both the values of dm.measures of the same roles.")
+    if not steps:
+        raise InputError("the runs have no step in common: record both from step 1 on, of one step or more.")
     at = lambda c: {name: [c[name][list(c[STEP]).index(step)] for step in steps] for name in (STEP, *names)}
     counts = lambda name: [columns.get(f"{COUNT}/{name.partition('/')[2]}", [])[:1] for columns in (reference, run)]
     spread = {name: math.hypot(*((2 * n) ** -0.5 for count in counts(name) for n in count)) for name in names}

@@ -220,3 +220,17 @@ def test_a_readout_that_starts_smaller_in_both_models_is_taken_and_stays_so(scal
     # In the plain code, which has no multiplier, the function at the start is as much smaller as the readout.
     sizes = [float(jnp.std(network.apply({"params": p}, x))) for network, p in ((model, started), (full, whole))]
     assert sizes[0] == pytest.approx(scale * sizes[1], rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize(("base_width", "m"), [(64, 2), (128, 2), (64, 4), (16, 4)])
+def test_biases_from_the_fan_in_start_as_the_bases_at_every_width(base_width, m):
+    """Each is short: its sampling error may be as large as a factor of sqrt(m)."""
+    rng, seeds = np.random.default_rng(0), range(30)
+    drawn = lambda width, limit: {str(k): rng.uniform(-limit, limit, width).astype(np.float32) for k in seeds}
+    info = {str(k): dm.ParamInfo(Role.VECTOR, (m * base_width,), 1, m) for k in seeds}
+    limits = base_width**-0.5, (m * base_width) ** -0.5
+    for own_limit, factor in ((limits[1], m**0.5), (limits[0], 1.0)):
+        params, base = drawn(m * base_width, own_limit), drawn(base_width, limits[0])
+        after = dm.rescale_init(params, base, info)
+        right = sum(np.allclose(after[k], factor * params[k], rtol=1e-5) for k in params)
+        assert right >= 29

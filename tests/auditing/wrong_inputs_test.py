@@ -43,6 +43,7 @@ def params_of(model):
 WRONG = {  # call -> parts of the sentence
     "a shape": (lambda: audit((2, 5)), "x is (2, 5)", "pass a batch"),
     "no batch": (lambda: audit(None), "x is None", "pass a batch"),
+    "no example": (lambda: audit(X[:0]), "[0, 5]", "one example or more"),
     "a dictionary": (lambda: audit({"image": X}), "x = float32[2, 5]"),
     "two arguments": (lambda: audit((X, X)), "x = float32[2, 5], float32[2, 5]", "parts of a tuple are"),
     "the batch second": (lambda: dm.audit(MODEL, X, BASE), "x is a Net", "pass a batch"),

@@ -201,3 +201,38 @@ def test_a_source_without_an_end_is_told_from_an_empty_one():
     place = register(lambda: (endless, None), "data")
     with pytest.raises(InputError, match="repeat"):
         load(DataConfig(name=f"python:{place}"))
+
+
+@pytest.mark.parametrize(("dtype", "label"), [("uint8", 255), ("uint8", -1), ("uint8", None), ("int8", 255)])
+def test_labels_of_8_bits_are_read_whatever_label_is_ignored(dtype, label):
+    inputs, labels = drawn()
+    targets = labels.astype(dtype)
+    if label is not None and np.can_cast(np.min_scalar_type(label), dtype):
+        targets[3] = label
+    assert data_set("array", inputs, targets, pair, label).num_classes == CLASSES
+    look("array", inputs, targets, ignore_label=label)
+    counted = named_loss("cross_entropy", ignored=label).in_training(jnp.zeros((32, 300)), jnp.asarray(targets))
+    np.testing.assert_allclose(counted["loss"], np.log(300), rtol=1e-6)
+
+
+def test_a_label_of_8_bits_is_not_ignored_for_another_one_with_its_bits():
+    losses = named_loss("cross_entropy", ignored=-1).in_training(jnp.zeros((2, 300)), jnp.array([255, 255], "uint8"))
+    np.testing.assert_allclose(losses["loss"], np.log(300), rtol=1e-6)
+
+
+def test_probabilities_have_no_label_that_is_ignored():
+    probabilities = jnp.full((2, CLASSES), 1 / CLASSES)
+    loss = named_loss("cross_entropy", ignored=-1)
+    for function in (loss.in_training, loss.evaluate):
+        with pytest.raises(InputError, match=r"data\.ignore_label is -1"):
+            function(jnp.zeros((2, CLASSES)), probabilities)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_a_label_that_counts_is_refused(split):
+    inputs, targets = drawn()
+    targets[:] = -1 if split == "train" else 0
+    test = np.zeros(8, np.int32) if split == "train" else np.full(8, -1, np.int32)
+    place = register(lambda: ((inputs, targets), (inputs[:8], test)), "data")
+    with pytest.raises(InputError, match=split):
+        load(DataConfig(name=f"python:{place}", ignore_label=-1))

@@ -7,6 +7,7 @@ import pytest
 
 from depthmup_flax.data import load
 from depthmup_flax.data.dataset import DataConfig
+from depthmup_flax.data.token_files import read_meta
 from depthmup_flax.util.errors import InputError
 
 VOCAB = 50257
@@ -105,6 +106,7 @@ def refused(tmp_path):
         "zip": b"PK\x03\x04" + tokens,
         "parquet": b"PAR1" + tokens,
         "text": b"To be, or not to be, that is the question. " * 100,
+        "text in UTF-8": "Für Élise, a pièce, for piano. ".encode() * 200,
         "header of another length": header(17, 20240520) + tokens,
         "header alone": header(0, 20240520),
         "two axes": npy(np.zeros((100, 40), np.uint16), tmp_path),
@@ -118,6 +120,17 @@ def test_what_holds_no_tokens_is_refused(tmp_path):
     for _, content in refused(tmp_path):
         with pytest.raises(InputError, match=r"train\.bin"):
             read(tmp_path, content)
+
+
+def test_tokens_are_in_the_byte_order_of_the_machine(tmp_path):
+    assert read(tmp_path, npy(TOKENS.astype(">u2"), tmp_path)).dtype.isnative
+
+
+@pytest.mark.parametrize("vocab", [VOCAB + 0.5, str(VOCAB), 0])
+def test_a_size_of_the_vocabulary_that_is_no_whole_number_is_refused(tmp_path, vocab):
+    (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": vocab}))
+    with pytest.raises(InputError, match="vocab_size"):
+        read_meta(str(tmp_path / "meta.json"))
 
 
 def test_a_token_is_looked_at_beyond_the_first_part(tmp_path, monkeypatch):

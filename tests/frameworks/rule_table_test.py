@@ -174,6 +174,16 @@ def test_the_command_writes_the_table(tmp_path, monkeypatch):
         run_export(*words)
     with pytest.raises(dm.InputError, match="takes no heads"):
         run_export(*words, "--base_depth=2", '--fields={"heads": 2}')
+    with pytest.raises(dm.InputError, match="needs depth"):
+        run_export(words[0], "--base_width=8", "--width=32", "--input=2x5")
+    words = [*words[1:], "--base_depth=2", "--output=new/rule.json"]
+    for file in ("./model_to_export.py", str(tmp_path / "model_to_export.py")):
+        run_export(f"{file}:Net", *words)
+        assert json.loads((tmp_path / "new/rule.json").read_text()) == table
+    with pytest.raises(dm.InputError, match="not below"):
+        run_export("../model_to_export.py:Net", *words)
+    with pytest.raises(dm.InputError, match="--fields"):
+        run_export("model_to_export.py:Net", *words, "--fields=[1]")
 
 
 def test_the_audit_of_a_flax_model_imports_no_torch():

@@ -242,6 +242,33 @@ def test_a_loss_that_falls_much_less_than_the_references_is_off_course(own, on_c
     assert dm.compare_runs(columns(3.0, 2.5), columns(*own)).on_course  # too early to say
 
 
+def test_a_number_that_is_not_finite_is_off_course():
+    overflown = columns_of(update__hidden=None, gradient__hidden=None)
+    comparison = dm.compare_runs(columns_of(), overflown)
+    assert not comparison.on_course
+    assert "not finite" in comparison.sentence
+    assert "not finite" not in dm.compare_runs(overflown, overflown).sentence
+
+
+def test_the_sentence_names_what_both_runs_have():
+    only = {"step": [1], "gradient/hidden": [1.0]}
+    sentence = dm.compare_runs(only, columns_of()).sentence
+    assert "gradients" in sentence
+    assert "updates" not in sentence
+    assert "rate" not in sentence
+    with pytest.raises(dm.InputError, match="no step"):
+        dm.compare_runs(columns_of(), {"step": [], "gradient/hidden": []})
+
+
+@pytest.mark.parametrize("numbers", [{"batch_size": "64"}, {"schedule": lambda step: 1.0}])
+def test_an_optimizer_and_numbers_of_a_course_are_what_they_must_be(numbers):
+    info = {"w": dm.ParamInfo(Role.INPUT, (4, 4))}
+    with pytest.raises(dm.InputError, match=next(iter(numbers))):
+        dm.record_course(optax.adam(1e-3), info, **numbers)
+    with pytest.raises(dm.InputError, match="optimizer"):
+        dm.record_course("adam", info)
+
+
 def plain_run(width, depth, optimizer_of, steps=3, **numbers):
     """The optimizer of a loop of plain NNX after some steps."""
     build = lambda width, depth: NetOfStacks(width, depth, nnx.Rngs(0))

@@ -26,8 +26,8 @@ def cross_entropy(
     probabilities times log-probabilities, at least 0. An argmax would take as long as a product. If V is split over
     devices, they only exchange reductions ``[...]``.
     """
-    label = labels[..., None]
-    position = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    label = labels.astype(jnp.int32)[..., None]  # positions of many classes do not fit into 8 bits
+    position = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     # Sums of numbers of one type share a pass over the logits, also in the gradient; a gather's would be a scatter.
     own = jnp.where(position == label, logits, 0).sum(-1)
@@ -58,15 +58,24 @@ class Loss:
         metrics = (self.training or self.metrics)(outputs, targets)
         if self.ignored is None:
             return {name: x.mean() for name, x in metrics.items()}
-        counted = targets != self.ignored
+        counted = self._counted(targets)
         number = jnp.maximum(counted.sum(), 1)
         return {name: jnp.where(counted, x, 0).sum() / number for name, x in metrics.items()}
 
     def evaluate(self, outputs: Any, targets: Any, mask: Any = None) -> Metrics | Means:
         """The metrics of a test batch."""
         metrics = self.metrics(outputs, targets)
-        counted = None if self.ignored is None else targets != self.ignored
+        counted = None if self.ignored is None else self._counted(targets)
         return Means.of_examples(metrics, mask, counted) if self.masked else dict(metrics)
+
+    def _counted(self, labels: jax.Array) -> Any:
+        """Which of integer labels are not ignored; of one that does not fit into their type, all."""
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
+            raise InputError(
+                f"data.ignore_label is {self.ignored}: the targets are probabilities, {shapes_of(labels)}. Leave it "
+                "out, as None, and give what has no label an empty row."
+            )
+        return labels.astype(jnp.int32) != self.ignored
 
 
 def named_loss(name: str, label_smoothing: float = 0.0, ignored: int | None = None) -> Loss:

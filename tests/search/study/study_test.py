@@ -107,8 +107,10 @@ def test_a_ladder_to_a_target_trains_a_size_on_the_way_and_the_target_at_its_rat
     assert all(8 <= width <= 32 and 2 <= depth <= 4 for width, depth in sizes)
     assert len(sizes) > 1
     assert far["learning_rate"] == pytest.approx(far.ladder.rate, rel=1e-3)
+    alone = classification(workdir=study.workdir)
+    assert dict(alone.tune(learning_rate=dm.powers_of_two(-10, -2), seeds=2, target=(32, 4), ladder=1)) == dict(far)
     study.train(32, 4, **far)
-    assert "on course" in logged.text
+    assert "on course" in logged.text  # though another study has written the reference
     assert any("ladder" in path.name for path in far.report().paths)
 
 
@@ -167,6 +169,16 @@ def test_the_same_call_trains_nothing_and_further_values_add_to_the_records_thou
 
 
 @pytest.mark.slow
+def test_calls_after_a_search_resume_where_no_search_came_before():
+    study = classification()
+    alone = classification(workdir=study.workdir)
+    study.tune(learning_rate=RATES[:1], seeds=1, extend=0)
+    swept = study.sweep(learning_rate=RATES[:1], seeds=1)
+    assert len(alone.sweep(learning_rate=RATES[:1], seeds=1).records) == len(swept.records)
+    assert study.config().train.record_course
+    assert not alone.config().train.record_course
+
+
 def test_shards_of_a_sweep_are_read_as_one(tmp_path):
     parts = [
         classification(workdir=tmp_path).sweep(depths=(3,), learning_rate=RATES, seeds=1, shard=(i, 2))

@@ -21,6 +21,13 @@ def test_a_label_is_right_where_the_first_of_the_largest_logits_is_its_own():
     np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, labels), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int32"])
+def test_labels_of_few_bits_are_those_of_many_classes(dtype):
+    logits, labels = jax.random.normal(jax.random.key(0), (4, 600)), jnp.array([5, 1, 44, 2])
+    losses, _ = loss_functions.cross_entropy(logits, labels.astype(dtype))
+    np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, labels), rtol=1e-6)
+
+
 def test_a_label_is_wrong_where_a_logit_is_not_a_number():
     logits = jnp.array([[jnp.nan, 1.0], [1.0, jnp.nan], [jnp.nan, jnp.nan], [1.0, 0.0]])
     _, right = loss_functions.cross_entropy(logits, jnp.zeros(4, jnp.int32))
