@@ -208,11 +208,6 @@ ROWS = (
         which_rule,
     ),
     Row(
-        "By the registered test",
-        "[rule_benchmark.md](rule_benchmark.md#by-class-and-untuned-against-tuned): eight tasks, four in each class",
-        "`python -m reproduction.rules.by_class --hours=0`",
-    ),
-    Row(
         "It saves the search",
         "[demonstration.md](demonstration.md): residual MLP, 10 repetitions; in a convolutional network and a GPT the "
         "lead is not resolved",
