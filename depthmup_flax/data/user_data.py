@@ -317,6 +317,11 @@ class UserDataset(Dataset):
     def has_epochs(self) -> bool:
         return not isinstance(self.train, BatchStream)
 
+    @property
+    def is_known(self) -> bool:
+        """See ``Dataset.is_known``: all examples are in memory."""
+        return all(type(split) is ArraySplit for split in self.given or (self.train, self.test))
+
     def describe(self) -> str:
         """See ``Dataset.describe``: "float32[8, 8, 1], targets int32[], 10 classes"."""
         if self.inputs is None:

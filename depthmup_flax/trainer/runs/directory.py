@@ -83,7 +83,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
         with reading(stored, GARBLED):
-            differing = run_differences(before, now)
+            differing = identity.code_differences(directory, before, now, programs) + run_differences(before, now)
         if differing:
             raise InputError(f"{holds} with another config ({listed(differing)}): {ANOTHER}")
         path = directory / DATA
