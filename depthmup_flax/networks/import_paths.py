@@ -142,6 +142,8 @@ def _syntax(node: Any) -> str:
         return repr(node.value)
     if not isinstance(node, ast.AST):
         return repr(node)
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty texts
+        node = ast.JoinedStr([x for x in node.values if not (isinstance(x, ast.Constant) and x.value == "")])
     hidden = _FOR_PEOPLE.get(type(node), ())
     present = [(name, x) for name, x in ast.iter_fields(node) if name not in hidden and x is not None and x != []]
     return f"{type(node).__name__}({', '.join(f'{name}={_syntax(x)}' for name, x in present)})"
