@@ -145,7 +145,9 @@ LATER = {"the second batch": {"step_1": 2}, "the last batch that was read": {"st
 
 def streamed(tmp_path, seed=3, prepare=None, **changes):
     data = (batches_of(**changes), (TEST, TEST), *([prepare] * (prepare is not None)))
-    study = Study(Net, data, base=(4, 2), loss="squared_error", workdir=tmp_path, batch_size=5, steps=8, seed=seed, quiet=True)
+    study = Study(
+        Net, data, base=(4, 2), loss="squared_error", workdir=tmp_path, batch_size=5, steps=8, seed=seed, quiet=True
+    )
     run = study.config()
     run.train.update(checkpoint_every=4, eval_every=8, writers=("jsonl",), average_steps=1)
     run.model.audit = False

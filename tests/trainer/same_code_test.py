@@ -99,6 +99,7 @@ OTHER = {
     "a precision": ({"use": "jnp.matmul(h, jnp.eye(8), precision='@')"}, "highest", "bfloat16"),
     "a dtype": ({"use": "h.astype(jnp.@).astype(jnp.float32)"}, "float16", "bfloat16"),
 }
+CALL = "  def __call__(self, x): return self.k * x"
 CALLBACKS = {  # functions on the host
     "a lambda": "f = lambda x: x * np.float32(@)",
     "NumPy's function": "f = {2: np.sin, 3: np.cos}[@]",
@@ -107,6 +108,10 @@ CALLBACKS = {  # functions on the host
     "a default": "f = lambda x, k=np.float32(@): k * x",
     "a global": "K = np.full(8, @, np.float32)\nf = lambda x: K * x",
     "a partial": "f = functools.partial(np.multiply, np.float32(@))",
+    "an instance": f"class F:\n  def __init__(self, k): self.k = k\n{CALL}\nf = F(np.float32(@))",
+    "a method": "class F:\n  def __call__(self, x): return np.float32(@) * x\nf = F()",
+    "a property": f"class F:\n  k = property(lambda self: np.float32(@))\n{CALL}\nf = F().__call__",
+    "a cache": "g = functools.cache(lambda: np.float32(@))\nf = lambda x: g() * x",
     "a function inside": "g = lambda x: x * np.float32(@)\nf = lambda x: (lambda: g(x))()",
 }
 OTHER |= {f"a callback, {name}": ({"before": code, "use": HOST}, "2", "3") for name, code in CALLBACKS.items()}
@@ -142,6 +147,19 @@ SAME = {
     "a print in a loop": {"use": "(jax.lax.map(lambda x: (jax.debug.print('{}', x), x)[1], h), h)[1]"},
     "a value that nothing reads": {"use": "(h @ h.T + np.arange(10)[:5], h)[1]"},
 }
+
+
+SAME_ON_HOST = {
+    "a docstring": ("def f(x):\n  return 2 * x", "def f(x):\n  'Doubles.'\n  return 2 * x"),
+    "an annotation": ("def f(x):\n  return 2 * x", "def f(x: np.ndarray) -> np.ndarray:\n  return 2 * x"),
+    "a renamed local": ("def f(x):\n  y = 2 * x\n  return y", "def f(z):\n  w = 2 * z\n  return w"),
+}
+
+
+@pytest.mark.parametrize("way", SAME_ON_HOST)
+def test_a_callback_that_computes_the_same_is_the_same_run(way):
+    first, edited = (programs(study(before=code, use=HOST)) for code in SAME_ON_HOST[way])
+    assert first == edited
 
 
 @pytest.mark.parametrize("way", SAME)
