@@ -8,13 +8,15 @@ import jax
 import numpy as np
 import pytest
 from data_sets import write_flat_folder, write_image
-from small_runs import a_sweep
+from small_runs import a_sweep, small_sweep
 
 from depthmup_flax import InputError, Study
 from depthmup_flax.config import default_config
 from depthmup_flax.config.fields import set_field
+from depthmup_flax.search.sweep import runner
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.util.errors import Preempted
 
 
 def run_of(name, steps=2, model="res_mlp", **data):
@@ -179,6 +181,19 @@ def test_a_run_is_not_resumed_on_a_stream_whose_earlier_batches_have_changed(tmp
     with pytest.raises(InputError, match="first 4 batches"):
         train_and_evaluate(changed, tmp_path / "run")
     assert train_and_evaluate(run, tmp_path / "run")["train_loss"] == whole["train_loss"]
+
+
+def test_a_sweep_is_not_resumed_on_a_stream_whose_earlier_batches_have_changed(tmp_path, monkeypatch):
+    grid = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3), "seed": (0, 1)}}
+    first, changed = (small_sweep(streamed(tmp_path, **of), grid) for of in ({}, LATER["the second batch"]))
+    asked = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Preemption, "reached", lambda self: next(asked) >= 3)
+        with pytest.raises(Preempted):
+            sweep(first, tmp_path / "sweep", lanes=4)
+    with pytest.raises(InputError, match="first 4 batches"):
+        sweep(changed, tmp_path / "sweep", lanes=4)
+    assert len(sweep(first, tmp_path / "sweep", lanes=4)) == 4
 
 
 def test_batches_that_were_read_ahead_and_not_trained_on_may_change(tmp_path):
