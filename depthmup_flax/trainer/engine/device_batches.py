@@ -147,8 +147,9 @@ def consumed(dataset: Dataset, seeds: Iterable[int], step: int) -> Json:
 
 def expect(dataset: Dataset, earlier: Json, step: int) -> None:
     """Compares what `consumed` gave with the batches before ``step`` when a stream is read again."""
-    for seed, checksum in earlier.items() if isinstance(dataset.train, BatchStream) else ():
-        dataset.train.expect(int(seed), step, checksum)
+    if isinstance(dataset.train, BatchStream):
+        for seed, checksum in earlier.items():
+            dataset.train.expect(int(seed), step, checksum)
 
 
 def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:
