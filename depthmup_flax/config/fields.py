@@ -141,7 +141,7 @@ def default_config(model: str = "res_mlp") -> ConfigDict:
                 "checkpoint_every": 0,  # steps between further checkpoints; 0: none
                 "keep_checkpoints": 2,  # how many of the latest
                 "compare_replicas": True,  # the run stops if copies of an array on several devices differ at a save
-                "same_code": False,  # resume although your code has changed: you know that it computes the same
+                "same_code": False,  # resume although code, or batches of a stream, have changed: you know best
             },
         }
     )

@@ -135,6 +135,11 @@ class Dataset(abc.ABC):
         return tuple(split.checksum() for split in self.given or (self.train, self.test))
 
     @property
+    def is_known(self) -> bool:
+        """Whether the checksums are of all that is read, so that no code of the user's may change it unseen."""
+        return True
+
+    @property
     def units_per_example(self) -> int:
         """The number of ``unit`` in one example."""
         return 1

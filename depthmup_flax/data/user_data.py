@@ -44,6 +44,7 @@ _CHUNK = 4096  # examples whose targets are prepared at a time, for the number o
 _SAMPLE = 16  # records whose content is compared when a run is resumed
 _ENDLESS = 2**40  # records; Grain's repeat() has the largest integer
 _MOST_READERS = 256  # seeds whose iterators stay open
+_MOST_CONSUMED = 16 * _MOST_READERS  # checksums of what was read: batches are read a few steps ahead
 
 
 def pair_or_batch(key: jax.Array | None, batch: Any) -> Any:
@@ -184,8 +185,11 @@ class BatchStream(ArraySplit):
 
     def __init__(self, batches: Callable[[int], Iterable[Any]], where: str) -> None:
         self._batches, self._where = batches, where
-        # By seed: the open iterator, the position of its last batch, and that batch.
-        self._readers: dict[int, tuple[Iterator[Any], int, HostBatch]] = {}
+        # By seed: the open iterator, the position of its last batch, that batch, and the checksum of all until it.
+        self._readers: dict[int, tuple[Iterator[Any], int, HostBatch, str]] = {}
+        # By seed and number of batches: the checksum of these, of the last ones read, and of those of an earlier run.
+        self._consumed: dict[tuple[int, int], str] = {}
+        self._expected: dict[tuple[int, int], str] = {}
         self._lock = threading.Lock()
         self.check: BatchCheck | None = None
         first, self.spec = self._next(self._iterator(0), 0, 0)
@@ -205,9 +209,9 @@ class BatchStream(ArraySplit):
     def batch(self, seed: int, step: int) -> HostBatch:
         """The batch of a step, counted from 0; thread-safe. Skips batches, or begins again, to get there."""
         with self._lock:
-            iterator, position, arrays = self._readers.pop(seed, (None, -1, {}))
+            iterator, position, arrays, checksum = self._readers.pop(seed, (None, -1, {}, ""))
             if iterator is None or step < position:
-                iterator, position = self._iterator(seed), -1
+                iterator, position, checksum = self._iterator(seed), -1, ""
             while position < step:
                 position += 1
                 arrays, spec = self._next(iterator, seed, position)
@@ -217,10 +221,30 @@ class BatchStream(ArraySplit):
                     raise InputError(f"{given}: the first batch has {len(self)}. Give batches of one size.")
                 if self.check is not None:
                     self.check(arrays, functools.partial(_of_batch, f"{self._where}({seed})[{position}]"))
-            self._readers[seed] = iterator, position, arrays  # the last used one; after an error it is gone
+                checksum = checksum_of_texts([checksum, checksum_of_arrays(arrays)])
+                self._note(seed, position + 1, checksum)
+            self._readers[seed] = iterator, position, arrays, checksum  # the last used one; after an error it is gone
             if len(self._readers) > _MOST_READERS:
                 del self._readers[next(iter(self._readers))]
             return arrays
+
+    def consumed(self, seed: int, steps: int) -> str | None:
+        """A checksum of the first batches of a seed, which were read not long ago; else ``None``."""
+        return self._consumed.get((seed, steps))
+
+    def expect(self, seed: int, steps: int, checksum: str) -> None:
+        """Lets the first batches of a seed, when they are read, be those of an earlier run; else `InputError`."""
+        self._expected[seed, steps] = checksum
+
+    def _note(self, seed: int, steps: int, checksum: str) -> None:
+        self._consumed[seed, steps] = checksum
+        if len(self._consumed) > _MOST_CONSUMED:
+            del self._consumed[next(iter(self._consumed))]
+        if checksum != self._expected.get((seed, steps), checksum):
+            raise InputError(
+                f"{self._where}({seed}): its first {steps} batches are not those that were trained on. Restore the "
+                "function, choose another directory, or set overwrite to start again; train.same_code resumes anyway."
+            )
 
     def _iterator(self, seed: int) -> Iterator[Any]:
         with calling(self._where, seed):
@@ -316,6 +340,11 @@ class UserDataset(Dataset):
     @property
     def has_epochs(self) -> bool:
         return not isinstance(self.train, BatchStream)
+
+    @property
+    def is_known(self) -> bool:
+        """See ``Dataset.is_known``: all examples are in memory."""
+        return all(type(split) is ArraySplit for split in self.given or (self.train, self.test))
 
     def describe(self) -> str:
         """See ``Dataset.describe``: "float32[8, 8, 1], targets int32[], 10 classes"."""

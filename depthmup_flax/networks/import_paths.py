@@ -75,7 +75,8 @@ def project_code() -> dict[str, str]:
     """Module -> 16 digits of a SHA-256 of its file, for all imported modules of the user's own.
 
     These are the modules outside of the standard library, installed packages and this package, wherever their files
-    lie; without the main script. Comments and line breaks do not count. A file is read when it is first seen.
+    lie; without the main script. Comments, docstrings, annotations of functions and line breaks do not count, nor does
+    Python's version. A file is read when it is first seen.
     """
     result = {}
     for name, module in sorted(sys.modules.items()):
@@ -121,5 +122,33 @@ def _file_digest(file: str, loader: Any) -> str:
     with contextlib.suppress(OSError):
         source = loader.get_data(file) if hasattr(loader, "get_data") else Path(file).read_bytes()
     with contextlib.suppress(SyntaxError, ValueError):  # a compiled module
-        source = ast.dump(ast.parse(source)).encode()  # without comments and line breaks
-    return hashlib.sha256(source).hexdigest()[:16]
+        source = _syntax(ast.parse(source)).encode()
+    return SOURCE_FORM + hashlib.sha256(source).hexdigest()[:16]
+
+
+SOURCE_FORM = "ast2:"  # of digests: those of another form cannot be compared
+_FOR_PEOPLE = {
+    ast.FunctionDef: ("returns", "type_comment"),
+    ast.AsyncFunctionDef: ("returns", "type_comment"),
+    ast.arg: ("annotation", "type_comment"),
+}
+
+
+def _syntax(node: Any) -> str:
+    """A syntax tree as text: what is absent or only for people is left out, so it is the same in all Pythons."""
+    if isinstance(node, list):
+        return f"[{', '.join(_syntax(item) for item in node if not _does_nothing(item))}]"
+    if isinstance(node, ast.Constant):
+        return repr(node.value)
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty texts
+        node = ast.JoinedStr([x for x in node.values if not (isinstance(x, ast.Constant) and x.value == "")])
+    hidden = _FOR_PEOPLE.get(type(node), ())
+    present = [(name, x) for name, x in ast.iter_fields(node) if name not in hidden and x is not None and x != []]
+    return f"{type(node).__name__}({', '.join(f'{name}={_syntax(x)}' for name, x in present)})"
+
+
+def _does_nothing(node: Any) -> bool:
+    """Whether a statement is a docstring, another constant or ``pass``."""
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))

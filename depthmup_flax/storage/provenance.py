@@ -1,8 +1,10 @@
 """Provenance of a result: package versions, settings of JAX and the commit of the source."""
 
 import importlib.metadata
+import os
 import pathlib
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -32,14 +34,20 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
+_XLA_FLAGS = "XLA_FLAGS"  # of which those that are named here change results, others the speed
+_CHANGES_RESULTS = re.compile(r"--\w*(?:fast_m|precision|tf32)\w*(?:=\S+)?")
+
+
 def settings() -> dict[str, Any]:
-    """The values of JAX's settings that change what a run computes; of settings that this JAX lacks, the usual one."""
-    return {name: getattr(jax.config, name, usual) for name, usual in _SETTINGS.items()}
+    """The settings of JAX and XLA that change what a run computes; those that this JAX lacks have their usual value."""
+    flags = sorted(set(_CHANGES_RESULTS.findall(os.environ.get(_XLA_FLAGS, ""))))
+    return {name: getattr(jax.config, name, usual) for name, usual in _SETTINGS.items()} | {_XLA_FLAGS: " ".join(flags)}
 
 
 def unusual_settings() -> dict[str, Any]:
     """Those of `settings` that somebody has set to another value than JAX does."""
-    return {name: value for name, value in settings().items() if value != _SETTINGS[name]}
+    usual = {**_SETTINGS, _XLA_FLAGS: ""}
+    return {name: value for name, value in settings().items() if value != usual[name]}
 
 
 def versions() -> dict[str, str]:

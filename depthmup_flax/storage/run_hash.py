@@ -63,16 +63,23 @@ def _without(tree: Json, execution: tuple[str, ...], path: str) -> Json:
 
 
 def run_differences(stored: Json, current: Json, path: str = "") -> list[str]:
-    """What makes two stored configs different runs: fields, settings of JAX, and the user's modules that both know."""
-    changed = [] if current.get("train", {}).get("same_code") else changed_code(stored, current)
+    """What makes two stored configs different runs: fields, and settings of JAX."""
     before, now = without_execution({SETTINGS: {}} | stored), without_execution({SETTINGS: {}} | current)
-    return changed + differences(before, now, path)
+    return differences(before, now, path)
 
 
 def changed_code(stored: Json, current: Json) -> list[str]:
-    """A sentence about the user's modules that both of two stored configs know and that differ; none if all agree."""
+    """A sentence about the user's modules that both of two stored configs know and that differ; none if all agree.
+
+    None either if the current one says ``train.same_code``. Digests of an earlier version of this package, which have
+    another form, are not compared.
+    """
+    if current.get("train", {}).get("same_code"):
+        return []
     before, now = stored.get(SOURCE, {}), current.get(SOURCE, {})
-    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    form = lambda digest: digest.rpartition(":")[0]
+    comparable = [name for name in before.keys() & now.keys() if form(before[name]) == form(now[name])]
+    changed = sorted(name for name in comparable if before[name] != now[name])
     return [f"the code of {', '.join(changed)} has changed since"] * bool(changed)
 
 

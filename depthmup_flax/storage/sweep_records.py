@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.storage.files import as_path, from_fields, json_object, read_lines, reading
-from depthmup_flax.storage.run_hash import differences, run_differences, run_hash_at
+from depthmup_flax.storage.run_hash import changed_code, differences, run_differences, run_hash_at
 from depthmup_flax.util.errors import InputError, listed, shown
 from depthmup_flax.util.types import Json
 
@@ -166,7 +166,7 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         raise InputError("no directory was given: name at least one that a sweep wrote.")
     infos = [read_info(directory) for directory in directories]
     for directory, info in zip(directories, infos, strict=True):
-        if differing := sweep_differences(infos[0], info):
+        if differing := changed_code(infos[0].base, info.base) + sweep_differences(infos[0], info):
             raise InputError(f"{str(directory)!r} is of another sweep ({listed(differing)}): report each alone.")
     runs, notes = read_runs(zip(directories, infos, strict=True))
     planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}

@@ -26,7 +26,7 @@ from depthmup_flax.storage.sweep_records import DIVERGED
 from depthmup_flax.trainer.course import Watch, write_course
 from depthmup_flax.trainer.engine import identity
 from depthmup_flax.trainer.engine.config_optimizer import learning_rate
-from depthmup_flax.trainer.engine.device_batches import StepsCall, put_train_data
+from depthmup_flax.trainer.engine.device_batches import StepsCall, expect, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
 from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
@@ -192,6 +192,8 @@ class _Run:
         else:
             self.state, meta = restored
             self._elapsed_before_s, self._evaluated = meta["elapsed_s"], meta["evaluated"]
+            if distributed.is_first() and not experiment.config.train.same_code:
+                expect(experiment.dataset, meta.get("batches", {}), int(self.state.step))
         self.step = self._first_step = self._recorded = int(self.state.step)
         self._rate = jax.jit(learning_rate(experiment.config, experiment.total_steps))
         self._watch = Watch(experiment.config)

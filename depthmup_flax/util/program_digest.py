@@ -1,7 +1,7 @@
 """A digest of what a jaxpr computes, to tell whether two programs are the same.
 
-It is the same in every process, so a run can keep it and compare it on resume: names, line numbers and addresses do not
-enter, and a callback on the host enters by its code.
+It is the same in every process, so a run can keep it and compare it on resume: names, line numbers, addresses, what is
+printed and what nothing reads do not enter, and a callback on the host enters by its code.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import io
 import pickle
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.util.jaxprs import opened
+from depthmup_flax.util.jaxprs import all_equations, opened
 
 
 def digest(jaxpr: core.ClosedJaxpr) -> str:
@@ -26,7 +26,13 @@ def digest(jaxpr: core.ClosedJaxpr) -> str:
     return hashlib.sha256("\n".join(_lines(jaxpr)).encode()).hexdigest()[:16]
 
 
-_NAMES = {"name", "debug_info"}  # parameters of equations that only people read
+def calls_host(jaxpr: core.ClosedJaxpr) -> bool:
+    """Whether a program computes with code on the host, which a trace does not show; a print does not."""
+    names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
+    return any("callback" in name and not name.startswith("debug_") for name in names)
+
+
+_NAMES = {"name", "name_and_src_info", "debug_info"}  # parameters of equations that only people read
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|(?<==)0x[0-9a-f]+")
 
 
@@ -43,16 +49,30 @@ def _lines(jaxpr: Any) -> Iterator[str]:
             return "".join(_content(variable.val))
         return str(numbers[variable])
 
-    yield new([*inner.constvars, *inner.invars])
-    for const in consts:
+    equations, used = _used(inner)
+    known = [(variable, const) for variable, const in zip(inner.constvars, consts, strict=False) if variable in used]
+    yield new([*(variable for variable, _ in known), *inner.invars])
+    for _, const in known:
         yield from _content(const)
-    for eqn in inner.eqns:
+    for eqn in equations:
         yield f"{eqn.primitive.name} {' '.join(map(read, eqn.invars))}"
         for name in sorted(eqn.params.keys() - _NAMES):
             yield name
             yield from _content(eqn.params[name])
         yield new(eqn.outvars)
     yield " ".join(map(read, inner.outvars))
+
+
+def _used(jaxpr: core.Jaxpr) -> tuple[Sequence[core.JaxprEqn], set[Any]]:
+    """The equations that results or effects depend on, and the variables that they read; a print is no effect."""
+    used = {x for x in jaxpr.outvars if not isinstance(x, core.Literal)}
+    equations = []
+    for eqn in reversed(jaxpr.eqns):
+        acts = any("Debug" not in type(effect).__name__ for effect in eqn.effects)
+        if acts or not used.isdisjoint(eqn.outvars):
+            equations.append(eqn)
+            used |= {x for x in eqn.invars if not isinstance(x, core.Literal)}
+    return equations[::-1], used
 
 
 def _content(value: Any) -> Iterator[str]:
@@ -90,21 +110,36 @@ def _host_code(function: Any) -> str:
 
 
 class _Parts(pickle.Pickler):
-    """Pickles functions that no module holds by their content, and no such classes."""
+    """Pickles functions and classes that no module holds by their content."""
 
     def reducer_override(self, obj: Any) -> Any:
         is_loose = getattr(obj, "__module__", "") == "__main__" or "<" in getattr(obj, "__qualname__", "")
         if isinstance(obj, types.ModuleType):
             return object, (), obj.__name__
         if isinstance(obj, types.CodeType):
-            return object, (), (obj.co_code, obj.co_names, obj.co_consts)
+            return object, (), _code(obj)
         if isinstance(obj, types.FunctionType) and is_loose:
             read = {name: obj.__globals__.get(name) for name in _names(obj.__code__)}
             closed_over = [cell.cell_contents for cell in obj.__closure__ or ()]
-            return object, (), (obj.__code__, obj.__defaults__, obj.__kwdefaults__, closed_over, read)
+            code = _code(obj.__code__, obj.__doc__)
+            return object, (), (code, obj.__defaults__, obj.__kwdefaults__, closed_over, read)
         if isinstance(obj, type) and is_loose:
-            raise pickle.PicklingError("a later class of this name may be another")
+            return object, (), (obj.__bases__, {name: x for name, x in vars(obj).items() if name not in _OF_PYTHON})
+        if isinstance(obj, property):
+            return object, (), (obj.fget, obj.fset, obj.fdel)
+        if is_loose and hasattr(obj, "__wrapped__"):  # by jit or a cache
+            return object, (), obj.__wrapped__
         return NotImplemented
+
+
+# Attributes that Python gives a class.
+_OF_PYTHON = {"__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
+_OF_PYTHON |= {"__firstlineno__", "__static_attributes__"}
+
+
+def _code(code: types.CodeType, doc: str | None = None) -> tuple[Any, ...]:
+    """What a function does, without its docstring ``doc``."""
+    return code.co_code, code.co_names, tuple(None if const is doc else const for const in code.co_consts)
 
 
 def _names(code: types.CodeType) -> list[str]:

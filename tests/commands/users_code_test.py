@@ -102,8 +102,12 @@ def lines(there, *of_command):
     return [(done.code, " ".join(done.out.split()), done.error) for done in run_lines(of_command, cwd=there)]
 
 
-def changed(there):
+def edited(there):
     (there / "nets.py").write_text(NETS + "\nVERSION = 2\n")
+
+
+def changed(there):
+    (there / "nets.py").write_text(NETS.replace("nn.relu", "nn.tanh") + "\nVERSION = 2\n")
 
 
 def test_an_error_in_their_code_is_one_line_and_their_own_frames(there):
@@ -129,6 +133,8 @@ def test_a_run_and_a_sweep_of_changed_code_name_the_module(there):
     assert [lines(there, line)[0][0] for line in (run, sweep)] == [0, 0]
     records = (there / "sweep/records.jsonl").read_text()
     assert len(records.splitlines()) == 4
+    edited(there)
+    assert [lines(there, line)[0][0] for line in (run, sweep)] == [0, 0]
     changed(there)
     for line in (run, sweep):
         ((code, _, error),) = lines(there, line)

@@ -1,8 +1,9 @@
 import sys
+import types
 
 import pytest
 
-from depthmup_flax.networks.import_paths import is_import_path, register, resolve
+from depthmup_flax.networks.import_paths import is_import_path, project_code, register, resolve
 from depthmup_flax.util.errors import InputError, UserCodeError
 
 SOURCE = """
@@ -27,6 +28,62 @@ def package(tmp_path, monkeypatch):
     yield tmp_path
     for module in [name for name in sys.modules if name.startswith("their_package")]:
         del sys.modules[module]
+
+
+EVERY_KIND = '''
+"""Doc."""
+import numpy as np
+class Net(Base, metaclass=M):
+    """Doc."""
+    width: int = 3
+    def f(self, x: int, *a: int, k: str = "a", **kw: Any) -> int:
+        """Doc."""
+        y = [f"{x!r:>{w}} and {k} {'q'}" "tail", b"bytes", 1e-3, 2j, ..., {**kw, "a": 1}, None]
+        with open(x) as a, open(y): pass
+        match x:
+            case {"a": [1, *_]} if x: return lambda z=1: z
+            case _: pass
+        try: pass
+        except* ValueError as e: raise
+        async def g(): return [i async for i in x if (n := i)]
+        return y[1:2, ...] @ x
+'''
+
+
+def digest_of(path, name, text):
+    (path / "their_package" / f"{name}.py").write_text(text)
+    module = types.ModuleType(f"their_package.{name}")
+    module.__file__ = str(path / "their_package" / f"{name}.py")
+    module.__spec__ = object()  # another one than of an earlier module of this name
+    sys.modules[module.__name__] = module
+    return project_code()[module.__name__]
+
+
+def test_the_digest_of_a_file_is_the_same_in_all_versions_of_python(package):
+    assert digest_of(package, "one", EVERY_KIND) == "ast2:9005191c6342d8bf"  # in 3.11, 3.12 and 3.13
+
+
+EDITS = {  # of `EVERY_KIND` -> whether it is another program
+    '"""Doc."""': ('"""Another."""', False),
+    "x: int": ("x", False),
+    "-> int": ("", False),
+    "import numpy as np": ("import numpy as np  # used", False),
+    "width: int": ("width: float", True),  # a field of a dataclass
+    "1e-3": ("1e-4", True),
+    'b"bytes"': ('"bytes"', True),
+    "and {k}": ("or {k}", True),
+    "@ x": ("* x", True),
+    "None]": ("]", True),
+}
+
+
+@pytest.mark.parametrize("part", EDITS)
+def test_what_is_only_for_people_does_not_enter_the_digest_of_a_file(package, part):
+    edited, differs = EDITS[part]
+    first, second = (
+        digest_of(package, f"m{i}", text) for i, text in enumerate([EVERY_KIND, EVERY_KIND.replace(part, edited)])
+    )
+    assert (first != second) == differs
 
 
 @pytest.mark.parametrize("name", ["a:b", "my_package.net:Net", "my_package.net:Net.small", "session:Net#12345678"])

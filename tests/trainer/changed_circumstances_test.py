@@ -1,18 +1,22 @@
 """Data and settings that change between two attempts of a run: the same result, or a sentence, and nothing is lost."""
 
+import itertools
 import shutil
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from data_sets import write_flat_folder, write_image
-from small_runs import a_sweep
+from small_runs import a_sweep, small_sweep
 
-from depthmup_flax import InputError
+from depthmup_flax import InputError, Study
 from depthmup_flax.config import default_config
 from depthmup_flax.config.fields import set_field
+from depthmup_flax.search.sweep import runner
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.trainer.loop import train_and_evaluate
+from depthmup_flax.util.errors import Preempted
 
 
 def run_of(name, steps=2, model="res_mlp", **data):
@@ -124,6 +128,77 @@ def test_a_run_is_not_resumed_under_another_setting_of_jax(setting, stopped_on_i
     finally:
         jax.config.update(setting, usual)
     assert f"{setting}: '(not set)' there, {value!r} here" in error
+
+
+def batches_of(**changes):
+    """Batches by seed, some of which are others: step -> values."""
+
+    def batches(seed):
+        for step in itertools.count():
+            x = np.random.default_rng((seed, step)).normal(size=(5, 2)).astype(np.float32)
+            yield x * changes.get(f"step_{step}", 1), x
+
+    return batches
+
+
+TEST = np.ones((5, 2), np.float32)
+LATER = {"the second batch": {"step_1": 2}, "the last batch that was read": {"step_3": 2}}
+
+
+def streamed(tmp_path, seed=3, prepare=None, **changes):
+    data = (batches_of(**changes), (TEST, TEST), *([prepare] * (prepare is not None)))
+    study = Study(
+        Net, data, base=(4, 2), loss="squared_error", workdir=tmp_path, batch_size=5, steps=8, seed=seed, quiet=True
+    )
+    run = study.config()
+    run.train.update(checkpoint_every=4, eval_every=8, writers=("jsonl",), average_steps=1)
+    run.model.audit = False
+    return run
+
+
+class Net(nn.Module):
+    width: int
+    depth: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Dense(self.width)(x)))
+
+
+def stopped_in_the_middle(run, workdir):
+    result = train_and_evaluate(run, workdir)
+    (workdir / "result.json").unlink()
+    shutil.rmtree(workdir / "checkpoints" / "8")
+    return result
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("change", LATER)
+@pytest.mark.parametrize("prepare", [None, lambda key, batch: batch], ids=["", "prepare"])
+def test_a_run_is_not_resumed_on_a_stream_whose_earlier_batches_have_changed(tmp_path, seed, change, prepare):
+    run, changed = (streamed(tmp_path, seed, prepare=prepare, **of) for of in ({}, LATER[change]))
+    whole = stopped_in_the_middle(run, tmp_path / "run")
+    with pytest.raises(InputError, match="first 4 batches"):
+        train_and_evaluate(changed, tmp_path / "run")
+    assert train_and_evaluate(run, tmp_path / "run")["train_loss"] == whole["train_loss"]
+
+
+def test_a_sweep_is_not_resumed_on_a_stream_whose_earlier_batches_have_changed(tmp_path, monkeypatch):
+    grid = {"rates": {"optimizer.learning_rate": (1e-3, 4e-3), "seed": (0, 1)}}
+    first, changed = (small_sweep(streamed(tmp_path, **of), grid) for of in ({}, LATER["the second batch"]))
+    asked = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Preemption, "reached", lambda self: next(asked) >= 3)
+        with pytest.raises(Preempted):
+            sweep(first, tmp_path / "sweep", lanes=4)
+    with pytest.raises(InputError, match="first 4 batches"):
+        sweep(changed, tmp_path / "sweep", lanes=4)
+    assert len(sweep(first, tmp_path / "sweep", lanes=4)) == 4
+
+
+def test_batches_that_were_read_ahead_and_not_trained_on_may_change(tmp_path):
+    stopped_in_the_middle(streamed(tmp_path), tmp_path / "run")
+    assert train_and_evaluate(streamed(tmp_path, step_4=2), tmp_path / "run")["status"] == "completed"
 
 
 OTHER_EXECUTION = {"data.placement": "stream", "model.remat": "full", "train.eval_batch_size": 3}

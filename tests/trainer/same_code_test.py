@@ -99,6 +99,7 @@ OTHER = {
     "a precision": ({"use": "jnp.matmul(h, jnp.eye(8), precision='@')"}, "highest", "bfloat16"),
     "a dtype": ({"use": "h.astype(jnp.@).astype(jnp.float32)"}, "float16", "bfloat16"),
 }
+CALL = "  def __call__(self, x): return self.k * x"
 CALLBACKS = {  # functions on the host
     "a lambda": "f = lambda x: x * np.float32(@)",
     "NumPy's function": "f = {2: np.sin, 3: np.cos}[@]",
@@ -107,6 +108,10 @@ CALLBACKS = {  # functions on the host
     "a default": "f = lambda x, k=np.float32(@): k * x",
     "a global": "K = np.full(8, @, np.float32)\nf = lambda x: K * x",
     "a partial": "f = functools.partial(np.multiply, np.float32(@))",
+    "an instance": f"class F:\n  def __init__(self, k): self.k = k\n{CALL}\nf = F(np.float32(@))",
+    "a method": "class F:\n  def __call__(self, x): return np.float32(@) * x\nf = F()",
+    "a property": f"class F:\n  k = property(lambda self: np.float32(@))\n{CALL}\nf = F().__call__",
+    "a cache": "g = functools.cache(lambda: np.float32(@))\nf = lambda x: g() * x",
     "a function inside": "g = lambda x: x * np.float32(@)\nf = lambda x: (lambda: g(x))()",
 }
 OTHER |= {f"a callback, {name}": ({"before": code, "use": HOST}, "2", "3") for name, code in CALLBACKS.items()}
@@ -138,7 +143,23 @@ SAME = {
     "a comment": {"before": "# a comment"},
     "a function that is not used": {"before": "def unused(): return 3"},
     "a print": {"before": "import logging", "use": "(logging.debug('%s', h), h)[1]"},
+    "a print in the step": {"use": "(jax.debug.print('{}', h.sum()), h)[1]"},
+    "a print in a loop": {"use": "(jax.lax.map(lambda x: (jax.debug.print('{}', x), x)[1], h), h)[1]"},
+    "a value that nothing reads": {"use": "(h @ h.T + np.arange(10)[:5], h)[1]"},
 }
+
+
+SAME_ON_HOST = {
+    "a docstring": ("def f(x):\n  return 2 * x", "def f(x):\n  'Doubles.'\n  return 2 * x"),
+    "an annotation": ("def f(x):\n  return 2 * x", "def f(x: np.ndarray) -> np.ndarray:\n  return 2 * x"),
+    "a renamed local": ("def f(x):\n  y = 2 * x\n  return y", "def f(z):\n  w = 2 * z\n  return w"),
+}
+
+
+@pytest.mark.parametrize("way", SAME_ON_HOST)
+def test_a_callback_that_computes_the_same_is_the_same_run(way):
+    first, edited = (programs(study(before=code, use=HOST)) for code in SAME_ON_HOST[way])
+    assert first == edited
 
 
 @pytest.mark.parametrize("way", SAME)
@@ -177,10 +198,23 @@ def loss(outputs, targets):
 """
 LOAD = """
 import importlib, numpy as np
+class Records:
+    def __init__(self, x):
+        self.x = x
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, i):
+        return self.x[i], self.x[i]
+def stream(x):
+    def batches(seed):
+        while True:
+            yield x[:5], x[:5]
+    return batches
 def load():
     x = np.linspace(-1, 1, 40, dtype=np.float32).reshape(20, 2)
     importlib.import_module("{package}.of_data")
-    return (x[:15], x[:15]), (x[15:], x[15:])
+    train = {{"arrays": (x[:15], x[:15]), "records": Records(x[:15]), "stream": stream(x)}}
+    return train["{kind}"], (x[15:], x[15:])
 """
 HELPERS = ("helper", "late", "of_loss", "of_data")
 _packages = itertools.count()
@@ -194,7 +228,7 @@ def project(tmp_path, monkeypatch):
     root.mkdir()
     (root / "__init__.py").write_text("")
     (root / "net.py").write_text(NET.format(package=package))
-    (root / "data.py").write_text(LOAD.format(package=package))
+    (root / "data.py").write_text(LOAD.format(package=package, kind="arrays"))
     for name in HELPERS:
         (root / f"{name}.py").write_text("FACTOR = 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -215,19 +249,46 @@ def project(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("module", HELPERS)
-def test_a_run_is_not_resumed_with_an_edited_module_unless_the_user_says_so(project, module, tmp_path):
+def resumed(run, workdir):
+    """The status of another attempt of a run that has saved."""
+    (workdir / "result.json").unlink()
+    return train_and_evaluate(run, workdir)["status"]
+
+
+@pytest.mark.parametrize("module", ["helper", "late", "of_loss"])
+def test_a_run_is_not_resumed_with_a_module_that_computes_something_else_unless_the_user_says_so(
+    project, module, tmp_path
+):
     run, edit, package = project
     train_and_evaluate(run, tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    edit(module, "# a comment\nFACTOR = (1.0)\n")
-    assert train_and_evaluate(run, tmp_path / "run")["status"] == "completed"
-    (tmp_path / "run" / "result.json").unlink()
-    edit(module, "FACTOR = 1.0\nUNUSED = 2\n")
+    edit(module, "FACTOR = 2.0\n")
     with pytest.raises(InputError, match=f"{package}.{module}"):
-        train_and_evaluate(run, tmp_path / "run")
+        resumed(run, tmp_path / "run")
+    (tmp_path / "run" / "result.json").touch()
     run.train.same_code = True
-    assert train_and_evaluate(run, tmp_path / "run")["status"] == "completed"
+    assert resumed(run, tmp_path / "run") == "completed"
+
+
+FOR_PEOPLE = '"""Factors."""\n# a comment\nFACTOR = (1.0)\ndef f(x: int) -> int:\n    """F."""\n'
+
+
+@pytest.mark.parametrize("module", HELPERS)
+@pytest.mark.parametrize("kind", ["arrays", "records", "stream"])
+def test_an_edit_that_computes_the_same_goes_on_unless_data_are_read_by_code(project, module, kind, tmp_path, caplog):
+    run, edit, package = project
+    edit("data", LOAD.format(package=package, kind=kind))
+    edit(module, "FACTOR = 1.0\ndef f(x): pass\n")
+    train_and_evaluate(run, tmp_path / "run")
+    edit(module, FOR_PEOPLE)  # another docstring
+    assert resumed(run, tmp_path / "run") == "completed"
+    edit(module, f"UNUSED = 2\n{FOR_PEOPLE}")
+    if kind == "arrays":
+        with caplog.at_level("INFO"):
+            assert resumed(run, tmp_path / "run") == "completed"
+        assert f"{package}.{module}" in caplog.text
+    else:
+        with pytest.raises(InputError, match=f"{package}.{module}"):
+            resumed(run, tmp_path / "run")
 
 
 def test_the_project_is_what_is_neither_installed_nor_of_python(project):

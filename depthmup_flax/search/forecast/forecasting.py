@@ -23,7 +23,7 @@ from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import sweep_records
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import absolute, as_path, from_fields, read_json, reading, write_atomically
-from depthmup_flax.storage.run_hash import SOURCE, json_text, run_differences, without_execution
+from depthmup_flax.storage.run_hash import SOURCE, changed_code, json_text, run_differences, without_execution
 from depthmup_flax.storage.sweep_records import Record
 from depthmup_flax.trainer.course import mean_columns, write_course
 from depthmup_flax.trainer.engine.from_config import build, count_parameters
@@ -130,7 +130,8 @@ class TargetForecast(Forecast):
         require_run(directory)
         config, data = (read_json(directory / name, RESTORE) for name in ("config.json", "data.json"))
         unrecorded = lambda tree: {**tree, sweep_records.SEED: 0, "train": {**tree["train"], "record_course": False}}
-        differing = run_differences(unrecorded(self.config), unrecorded(config))
+        differing = changed_code(self.config, config)
+        differing += run_differences(unrecorded(self.config), unrecorded(config))
         if changed := stored_dataset.changes(self.data, data):
             differing.append(f"the data: {changed}")
         if differing:

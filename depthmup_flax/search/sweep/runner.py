@@ -114,9 +114,11 @@ def sweep(
         classifies = first.network is not None and first.config.loss == "cross_entropy"
         if classifies and not (directory / "sweep.json").exists():  # it may read thousands of examples
             info = dataclasses.replace(info, chance=chance_loss(first.dataset))
-        stored = _require_same_sweep(directory, info, kind)
+        programs = _programs(planned, config.base)
+        stored = _require_same_sweep(directory, info, kind, programs)
         _require_same_data(directory, planned)
-        _require_same_programs(directory, planned, config.base)
+        holds = f"workdir {str(directory)!r} holds a sweep"
+        identity.require_same(directory, programs, holds, compare=not config.base.train.same_code)
         with contextlib.closing(JsonLines(path)) as writer:  # repairs a torn last line, so before reading
             # Runs that any shard, or another sharding of the same sweep, has recorded are done.
             done, notes = sweep_records.read_runs([(directory, stored)])
@@ -308,8 +310,8 @@ def _require_same_data(directory: pathlib.Path, groups: Sequence[Group]) -> None
         write_atomically(path, json_text(stored | now))
 
 
-def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], base: ConfigDict) -> None:
-    """Keeps the programs of the user's code, or checks that they are those of earlier calls."""
+def _programs(groups: Sequence[Group], base: ConfigDict) -> Json:
+    """`identity.programs` of all groups."""
     now: Json = {}
     of_rules = any(path.startswith(f"{RULE}.") for group in groups for path in group.runs[0].point)
     for group in groups:
@@ -317,18 +319,20 @@ def _require_same_programs(directory: pathlib.Path, groups: Sequence[Group], bas
         others = {name: own[name] for name in own.keys() - values.keys()}  # of a run that other calls may not have
         which = f"{structure(group.runs[0])} {json.dumps(others, sort_keys=True)}"
         now |= identity.programs(group.experiment, values, which, of_rules=of_rules)
-    holds = f"workdir {str(directory)!r} holds a sweep"
-    identity.require_same(directory, now, holds, compare=not base.train.same_code)
+    return now
 
 
-def _require_same_sweep(directory: pathlib.Path, info: sweep_records.SweepInfo, kind: str) -> sweep_records.SweepInfo:
+def _require_same_sweep(
+    directory: pathlib.Path, info: sweep_records.SweepInfo, kind: str, programs: Json
+) -> sweep_records.SweepInfo:
     """Writes ``sweep.json``, or checks that the one there is of the same sweep; returns its content."""
     path = directory / "sweep.json"
     recorded = any(directory.glob("records*.jsonl*"))  # if so, their sweep.json is older
     if not recorded:
         create(path, sweep_records.info_to_json(info))
     stored = sweep_records.read_info(directory)
-    if changed := sweep_records.sweep_differences(stored, info):
+    changed = identity.code_differences(directory, stored.base, info.base, programs)
+    if changed := changed + sweep_records.sweep_differences(stored, info):
         raise InputError(
             f"workdir {str(directory)!r} holds another {kind} ({listed(changed)}): {ANOTHER} You may add values to the "
             "existing axes of a sweep."

@@ -12,6 +12,7 @@ import jax
 
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.storage.files import delete_tree
+from depthmup_flax.trainer.engine.device_batches import consumed, expect
 from depthmup_flax.trainer.engine.lanes import Cohort, LaneProgram, LaneRun
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer
 from depthmup_flax.util.errors import InputError, Preempted
@@ -44,6 +45,8 @@ class Unfinished:
             log.warning("the saved state of %d runs %s: restarting them from step 0", len(meta["runs"]), reason)
             return None
         state, meta = restored
+        if not program.experiment.config.train.same_code:
+            expect(program.experiment.dataset, meta.get("batches", {}), meta["step"])
         return Cohort(
             [by_hash[run] for run in meta["runs"]],
             program,
@@ -107,6 +110,7 @@ class Unfinished:
             "devices": jax.device_count(),
             "elapsed_s": cohort.elapsed_s(),
             "step": cohort.step,
+            "batches": consumed(cohort.program.experiment.dataset, [run.seed for run in cohort.runs], cohort.step),
             "slices": cohort.slices,
             "ended": cohort.outcomes,
         }

@@ -15,10 +15,11 @@ from flax import struct
 from ml_collections import ConfigDict
 
 from depthmup_flax.data import Dataset, batch_indices, eval_batches, train_batch
+from depthmup_flax.data.user_data import BatchStream
 from depthmup_flax.devices import sharding
 from depthmup_flax.trainer.engine.task import Periods
 from depthmup_flax.util.surroundings import own_surroundings
-from depthmup_flax.util.types import Batch, HostBatch
+from depthmup_flax.util.types import Batch, HostBatch, Json
 
 T = TypeVar("T")
 
@@ -134,6 +135,21 @@ def calls(
                 examples = examples[0]
         yield StepsCall(np.int32(count), examples)
         step += count
+
+
+def consumed(dataset: Dataset, seeds: Iterable[int], step: int) -> Json:
+    """Seed -> checksum of the batches of a user's stream before ``step``, for a checkpoint; of other data nothing."""
+    if not isinstance(dataset.train, BatchStream):
+        return {}
+    found = {str(seed): dataset.train.consumed(seed, step) for seed in sorted(set(seeds))}
+    return {seed: checksum for seed, checksum in found.items() if checksum is not None}
+
+
+def expect(dataset: Dataset, earlier: Json, step: int) -> None:
+    """Compares what `consumed` gave with the batches before ``step`` when a stream is read again."""
+    if isinstance(dataset.train, BatchStream):
+        for seed, checksum in earlier.items():
+            dataset.train.expect(int(seed), step, checksum)
 
 
 def host_test_batches(dataset: Dataset, size: int, rows: slice | np.ndarray, *, masked: bool) -> Iterator[HostBatch]:

@@ -18,6 +18,7 @@ from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import delete_tree, read_json, reading
 from depthmup_flax.storage.run_hash import run_differences
 from depthmup_flax.trainer.engine import identity
+from depthmup_flax.trainer.engine.device_batches import consumed
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.task import TrainState, is_finite
 from depthmup_flax.trainer.runs.checkpoint import Checkpointer, saved_steps
@@ -83,7 +84,7 @@ def prepare(directory: pathlib.Path, config: ConfigDict, data: Json, programs: J
     if stored.exists():
         before, now = read_json(stored, GARBLED), json.loads(to_json(config))
         with reading(stored, GARBLED):
-            differing = run_differences(before, now)
+            differing = identity.code_differences(directory, before, now, programs) + run_differences(before, now)
         if differing:
             raise InputError(f"{holds} with another config ({listed(differing)}): {ANOTHER}")
         path = directory / DATA
@@ -132,6 +133,7 @@ class RunCheckpoints(Checkpointer):
             "config": json.loads(configs.to_json(self._experiment.config)),
             "param_info": info_to_json(self._experiment.info),
             "data_position": step * train.batch_size,  # examples read since step 0
+            "batches": consumed(self._experiment.dataset, [self._experiment.config.seed], step),
             "elapsed_s": elapsed_s,
             "evaluated": evaluated,
         }

@@ -12,7 +12,7 @@ from flax import nnx
 
 import depthmup_flax as dm
 from depthmup_flax.config import default_config
-from depthmup_flax.networks.import_paths import register
+from depthmup_flax.networks.import_paths import SOURCE_FORM, register
 from depthmup_flax.trainer.engine.task import Task
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError
@@ -141,7 +141,7 @@ def test_changed_code_is_a_warning_and_other_parameters_an_error(equinox, tmp_pa
     copy = shutil.copytree(equinox, tmp_path / "copy")
     stored = json.loads((copy / "config.json").read_text())
     name = next(iter(stored["source"]))
-    stored["source"][name] = "0" * 16
+    stored["source"][name] = f"{SOURCE_FORM}{'0' * 16}"
     (copy / "config.json").write_text(json.dumps(stored))
     dm.load_run(copy)
     assert f"the code of {name} has changed" in caplog.text
