@@ -351,6 +351,8 @@ def _warn_of_coarse(info: InfoTree, params: ArrayTree, update_scale: Callable[[s
 def _require_match(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Array:
     if isinstance(leaf, nn.meta.AxisMetadata):
         raise InputError("the parameters still have their annotations: pass flax.linen.unbox(variables)['params'].")
+    if type(leaf).__module__.partition(".")[0] == "torch":
+        raise InputError(f"parameter {path!r} is torch's: give its optimizer dm.param_groups(module, info, rule, ...).")
     if leaf.dtype == jnp.float16:
         raise InputError(
             f"parameter {path!r} is float16, in which Adam's epsilon of 1e-8 and small gradients are 0: keep "

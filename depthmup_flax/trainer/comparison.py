@@ -128,6 +128,8 @@ class Comparison:
         if LOSS not in self.run or self.run[STEP][0] != 1 or self.run[STEP][i] < FIRST_OF_LOSS:
             return []
         (start, now), (own_start, own_now) = ((x[LOSS][0], x[LOSS][i]) for x in (self.reference, self.run))
+        if own_start is not None and now is not None and own_now is None:  # it was not finite
+            return [0.0]
         if None in (start, now, own_start, own_now) or start - now < LEAST_LEARNED * start:
             return []
         return [(own_start - own_now) / (start - now)]

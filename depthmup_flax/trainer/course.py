@@ -65,6 +65,8 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
     if not (STEP in theirs["columns"] and STEP in ours["columns"]):
         raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
     numbers, own_numbers = (x.get(NUMBERS, {}) for x in (theirs, ours))
+    if (one_sided := sorted(numbers.keys() ^ own_numbers.keys())) and numbers and own_numbers:
+        raise InputError(f"{one_sided[0]} is a number of one run alone: give it to dm.record_course of both, or none.")
     shared = {name: (numbers[name], value) for name, value in own_numbers.items() if name in numbers}
     return _joined(theirs["columns"], ours["columns"], shared)
 

@@ -159,6 +159,12 @@ def test_the_audit_leaves_torch_as_it_was_so_that_compiled_modules_train(sizes):
         dm.param_groups(compiled, audit, learning_rate=3e-3)
 
 
+def test_an_optimizer_of_optax_refuses_tensors_and_names_what_takes_them(sizes):
+    model, _, audit = sizes
+    with pytest.raises(dm.InputError, match="param_groups"):
+        dm.adamw(1e-3, audit).init(dict(model.named_parameters()))
+
+
 def test_a_checkpoint_resumes_with_groups_of_a_new_audit(sizes):
     model, base, audit = sizes
     net = copy.deepcopy(model)

@@ -242,6 +242,21 @@ def test_a_loss_that_falls_much_less_than_the_references_is_off_course(own, on_c
     assert dm.compare_runs(columns(3.0, 2.5), columns(*own)).on_course  # too early to say
 
 
+def test_a_loss_that_is_no_longer_finite_is_off_course():
+    columns = lambda *losses: {"step": [1, 16], "update/input": [1.0, 1.0], "loss": list(losses)}
+    assert not dm.compare_runs(columns(3.0, 2.9), columns(3.0, None)).on_course
+
+
+def test_a_number_that_one_run_alone_has_is_refused():
+    columns = {"step": [1], "update/input": [1.0]}
+    both, one = ({**columns, "numbers": numbers} for numbers in ({"bits": 32.0, "decay": 0.1}, {"bits": 32.0}))
+    for pair in ((both, one), (one, both)):
+        with pytest.raises(dm.InputError, match="decay"):
+            dm.compare_runs(*pair)
+    assert dm.compare_runs(both, both).on_course
+    assert dm.compare_runs(both, columns).on_course  # values of dm.measures alone
+
+
 def test_a_number_that_is_not_finite_is_off_course():
     overflown = columns_of(update__hidden=None, gradient__hidden=None)
     comparison = dm.compare_runs(columns_of(), overflown)

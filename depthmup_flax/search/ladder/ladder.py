@@ -24,7 +24,7 @@ from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, wo
 from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
 from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.sweep_records import finite_or_none
-from depthmup_flax.util.errors import InputError, did_you_mean, require_number
+from depthmup_flax.util.errors import InputError, did_you_mean, require_number, shown
 from depthmup_flax.util.table import Table
 
 FIGURE = "Best rate against size with its 95 % band, and what one more size would bring"
@@ -197,6 +197,8 @@ def ladder(
     Raises:
       InputError: the table cannot be read, or no size has its best rate inside of its grid.
     """
+    if not isinstance(target, (tuple, list)) or len(target) != 2:
+        raise InputError(f"target is {shown(target)}: it is a width and a depth, such as (512, 24).")
     own = records if isinstance(records, OwnRuns) else read_runs(records, columns, ignored)
     for name, number in (("width", target[0]), ("depth", target[1]), ("steps", steps), ("batch_size", batch_size)):
         if number is not None:

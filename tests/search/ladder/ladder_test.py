@@ -43,6 +43,12 @@ def test_the_interval_holds_the_rate_of_a_planted_trend_and_is_narrower_from_mor
     assert abs(math.log2(more.rate / truth)) < abs(math.log2(few.rate / truth))
 
 
+@pytest.mark.parametrize("target", [512, (512,), (512, 24, 3), "512", None])
+def test_a_target_that_is_no_width_and_depth_is_refused(target):
+    with pytest.raises(InputError, match="width and a depth"):
+        ladder(rows_of(SIZES), target)
+
+
 def test_a_run_of_the_proposed_size_lowers_the_regret_as_was_said():
     before = ladder(rows_of(SIZES[:2]), (256, 32), rule="mup")
     best = before.next
