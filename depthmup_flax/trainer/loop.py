@@ -29,7 +29,7 @@ from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.trainer.engine.device_batches import StepsCall, expect, put_train_data
 from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.outcome import PREEMPTED, is_finite, outcome, read, summary
+from depthmup_flax.trainer.engine.outcome import PREEMPTED, diverged_in, is_finite, outcome, read, summary
 from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.trainer.run_log import RunLog, Writer
@@ -289,8 +289,11 @@ class _Run:
         return self.result() if self.diverged else {**self.result(), "status": PREEMPTED}
 
     def result(self, test: dict[str, float] | None = None) -> Json:
+        ended = outcome(read(self.state), test, finite=self._checkpoints.finite)
+        if ended["status"] == DIVERGED:
+            ended["diverged_in"] = diverged_in(self.state, test)
         return {
-            **outcome(read(self.state), test, finite=self._checkpoints.finite),
+            **ended,
             "wall_time_s": round(self._elapsed_s(), 2),
             "config_hash": configs.config_hash(self._experiment.config),
             "seed": self._experiment.config.seed,

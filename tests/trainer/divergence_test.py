@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from small_runs import config
 
 from depthmup_flax.trainer import loop
 from depthmup_flax.trainer.engine.from_config import build
+from depthmup_flax.trainer.engine.outcome import diverged_in
 from depthmup_flax.trainer.engine.task import is_finite
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
@@ -53,12 +55,22 @@ def test_the_last_finite_checkpoints_stay_and_the_run_ends_at_the_first_checkpoi
     assert result["diverged_at_step"] in (9, 10)
     assert result["steps"] in (9, 10)  # not 60, the next log
     assert result["test_loss"] is None
+    assert result["diverged_in"] == "the training loss" or "kernel" in result["diverged_in"]
     json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)  # no NaN in the file
     assert saved(tmp_path)[-1] in (8, 9)
     assert all(finite(tmp_path, number) for number in saved(tmp_path))
     out = logged.text
     assert f"The last finite state is in {tmp_path / 'checkpoints' / str(saved(tmp_path)[-1])}." in out
     assert train_and_evaluate(diverging(), tmp_path) == result
+
+
+def test_what_was_not_finite_first_is_named():
+    state = build(config()).init({})
+    assert diverged_in(state.replace(nonfinite_step=jnp.array(3)), {}) == "the training loss"
+    assert diverged_in(state, {"test_loss": math.nan}) == "the test loss"
+    params = dict(state.carry.params)
+    params["readout"] = jax.tree.map(lambda x: x * jnp.nan, params["readout"])
+    assert "readout" in diverged_in(state.replace(carry=state.carry.replace(params=params)), {"test_loss": 1.0})
 
 
 def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():

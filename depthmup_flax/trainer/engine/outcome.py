@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 
+from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.storage.sweep_records import COMPLETED, DIVERGED, TEST, VALIDATION, finite_or_none
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.types import Json
@@ -53,6 +55,20 @@ def outcome(
     }
 
 
+def diverged_in(state: TrainState, test: Mapping[str, float] | None) -> str:
+    """What was not finite first: the loss of a training step or of an evaluation, else an array of the state."""
+    if int(state.nonfinite_step) >= 0:
+        return "the training loss"
+    for split in (TEST, VALIDATION):
+        if not math.isfinite((test or {}).get(f"{split}_loss", 0.0)):
+            return f"the {split} loss"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.carry):
+        known = leaf.is_fully_addressable and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        if known and not bool(jnp.isfinite(leaf).all()):
+            return path_name(path)
+    return "the state"
+
+
 def is_finite(test: Mapping[str, float]) -> bool:
     """Whether the loss of an evaluation is finite; also without an evaluation."""
     return all(math.isfinite(test.get(f"{split}_loss", 0.0)) for split in (TEST, VALIDATION))
@@ -63,7 +79,8 @@ def summary(result: Json) -> str:
     if result["status"] == PREEMPTED:
         text = f"preempted after step {result['steps']}"
     elif result["status"] == DIVERGED:
-        text = f"diverged: the loss was not finite at step {result['diverged_at_step']}"
+        what = result.get("diverged_in", "the loss")
+        text = f"diverged: {what} was not finite at step {result['diverged_at_step']}"
     else:
         mean = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
         text = f"completed: {result['steps']} steps, train loss {mean}"
