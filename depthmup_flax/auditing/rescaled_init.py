@@ -256,7 +256,7 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
     tolerance = 4 * math.sqrt(0.5 / values.size + 0.5 / base.size)
     measured = ratio * base.std / values.std
     if info.role is Role.VECTOR:
-        factor = _of_vector(measured, info, tolerance)
+        factor = jnp.where(values.is_centered & base.is_centered, _of_vector(measured, info, tolerance), 1.0)
     else:
         factor = _nearest_power(measured, info, tolerance, measured)
     factor = jnp.where(values.is_constant & base.is_constant, 1.0, factor)
@@ -276,6 +276,7 @@ class _Values:
 
     std: Any
     is_constant: Any
+    is_centered: Any  # around zero, as far as so many values tell; scales are not, whose deviation is noise
     size: int
 
     @classmethod
@@ -284,7 +285,9 @@ class _Values:
         numpy = jnp if isinstance(array, jax.core.Tracer) else np  # which compiles nothing
         array = numpy.asarray(array)
         wide = array.astype(jnp.promote_types(array.dtype, jnp.float32))
-        return cls(jnp.asarray(numpy.std(wide)), numpy.max(array) == numpy.min(array), array.size)
+        std, mean = numpy.std(wide), numpy.mean(wide)
+        is_centered = numpy.abs(mean) <= 4 * std / math.sqrt(array.size)
+        return cls(jnp.asarray(std), numpy.max(array) == numpy.min(array), is_centered, array.size)
 
 
 def _of_vector(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:

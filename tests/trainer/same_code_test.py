@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import os
+import shutil
 import sys
 
 import flax.linen as nn
@@ -236,6 +237,7 @@ def project(tmp_path, monkeypatch):
 
     def edit(module, text):
         (root / f"{module}.py").write_text(text)
+        shutil.rmtree(root / "__pycache__", ignore_errors=True)  # which Python keeps for files of one second and size
         importlib.invalidate_caches()
         for name in loaded():
             del sys.modules[name]
