@@ -323,7 +323,7 @@ def test_a_loop_of_plain_nnx_is_compared_by_its_optimizers_states_and_files(tmp_
     for name, optimizer in (("base", base), ("large", large)):
         dm.save_course(tmp_path / name, optimizer.opt_state)
     assert dm.compare_runs(tmp_path / "base", tmp_path / "large").on_course
-    forgotten = dm.compare_runs(base.opt_state, plain_run(32, 4, lambda info: optax.adam(1e-3)).opt_state)
+    forgotten = dm.compare_runs(base.opt_state, plain_run(32, 4, lambda info: optax.adam(1e-3), batch_size=4).opt_state)
     assert "plain optax" in forgotten.sentence
     smaller = dm.compare_runs(base.opt_state, plain_run(32, 4, right, batch_size=2).opt_state)
     assert [one.name for one in smaller.deviations] == ["number/batch_size"]
