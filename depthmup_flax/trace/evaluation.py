@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from depthmup_flax.trace import numpy_operations
@@ -178,7 +179,10 @@ class _Evaluator:
             results = eqn.primitive.bind(*inputs, **eqn.params)
         except Exception as error:  # of any kernel or callback
             raise NotEvaluated(f"{eqn.primitive.name} cannot be computed here") from error
-        return results if eqn.primitive.multiple_results else [results]
+        results = results if eqn.primitive.multiple_results else [results]
+        if any(isinstance(result, jax.core.Tracer) for result in results):
+            raise NotEvaluated("the audit is called inside of a trace")
+        return results
 
 
 def _of_first(node: Node, inputs: Sequence[Array]) -> Array:
