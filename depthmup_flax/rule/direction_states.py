@@ -18,24 +18,44 @@ from depthmup_flax.rule.update_dependence import first_line
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
-# --- what the rule does not cover, though a trace does not tell, or a config may name it; by the state's named tuple
+# --- what the rule does not cover, by the named tuple that optax keeps as a transformation's state
 
 _FINISHED_STEPS = (
     "it works with steps as they are added to the parameters. Put it around the finished optimizer, or after it: "
-    "optax.MultiSteps(depthmup(...), 4)."
+    "optax.MultiSteps(depthmup(...), 4), optax.chain(depthmup(...), optax.contrib.reduce_on_plateau())."
 )
+_LEARNS_ITS_RATE = (
+    "it chooses one learning rate from norms over all parameters, which grow with the network. Use "
+    "optax.scale_by_adam() and tune learning_rate."
+)
+_INITIAL_VALUES = (
+    "it compares parameters with their initial values, which the rule scales differently from updates. Use "
+    "optax.scale_by_adam(), or optax.scale_by_rss() for AdaGrad."
+)
+_CURVATURE = "second derivatives grow with the network by other powers than gradients. Use optax.scale_by_adam()."
+_NOISE = "its noise averages out as the network grows, so its strength does not transfer. Leave it out."
 _GROWING = (
-    "it divides by norms or largest values of gradients, which grow with the network. Use optax.scale_by_adam() or "
+    "it divides by norms or largest values of a gradient, which grow with the parameter. Use optax.scale_by_adam() or "
     "optax.scale_by_factored_rms(), whose statistics are averages."
 )
-_NOISE = "its noise averages out as the network grows, so its strength does not transfer. Leave it out."
+_FEW_DIRECTIONS = (
+    "its updates have a rank that does not grow with the network, so no power of the width is right. Use "
+    "depthmup_flax.muon or an entrywise direction, such as optax.scale_by_adam()."
+)
 _FOLLOWS_THE_RULE = "it follows the rule already. Pass the direction alone, such as optax.scale_by_adam()."
 
 REFUSED_STATES: Mapping[str, str] = {
-    **dict.fromkeys(("MultiStepsState", "ApplyEvery", "ApplyIfFiniteState"), _FINISHED_STEPS),
-    **dict.fromkeys(("ScaleByNovogradState", "ScaleBySM3State", "ScaleByLBFGSState"), _GROWING),
-    "ScaleByDistanceOverGradientsState": _GROWING,
+    **dict.fromkeys(("MultiStepsState", "ApplyEvery", "ApplyIfFiniteState", "LookaheadState"), _FINISHED_STEPS),
+    **dict.fromkeys(("ScheduleFreeState", "SAMState", "ReduceLROnPlateauState"), _FINISHED_STEPS),
+    **dict.fromkeys(("ScaleByBacktrackingLinesearchState", "ScaleByZoomLinesearchState"), _FINISHED_STEPS),
+    **dict.fromkeys(("ScaleByDistanceOverGradientsState", "DoGState", "DoWGState"), _LEARNS_ITS_RATE),
+    **dict.fromkeys(("ProdigyState", "DAdaptAdamWState", "MechanicState", "ScaleByLBFGSState"), _LEARNS_ITS_RATE),
+    **dict.fromkeys(("MomoState", "MomoAdamState"), _LEARNS_ITS_RATE),
+    **dict.fromkeys(("COCOBState", "MadgradState"), _INITIAL_VALUES),
+    **dict.fromkeys(("SophiaState", "HutchinsonState"), _CURVATURE),
     **dict.fromkeys(("AddNoiseState", "DifferentiallyPrivateAggregateState"), _NOISE),
+    **dict.fromkeys(("ScaleByNovogradState", "ScaleBySM3State"), _GROWING),
+    "GaLoreState": _FEW_DIRECTIONS,
     "ScaledUpdates": _FOLLOWS_THE_RULE,
 }
 _ORTHOGONALIZING = ("MuonState",)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config import fields as configs
 from depthmup_flax.config import from_file
 from depthmup_flax.report.sweep_report import analysis_of
-from depthmup_flax.storage.run_hash import EXECUTION
+from depthmup_flax.storage.run_hash import execution_fields
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, Record, read_sweep
 from reproduction.claims.judged_claims import core_minutes
 from reproduction.pages.generated_parts import with_part
@@ -129,7 +129,7 @@ class Measured:
         flags = [f"--config={self.recipe.config}"]
         for path in configs.field_paths(config):
             value = configs.get_field(config, path)
-            if path not in EXECUTION and value != configs.get_field(shipped, path):
+            if path not in execution_fields(shipped.to_dict()) and value != configs.get_field(shipped, path):
                 flags.append(f"--config.{path}={shlex.quote(str(value))}")
         lines = textwrap.wrap(" ".join(flags), 100, break_long_words=False, break_on_hyphens=False)
         return "depthmup train " + " \\\n    ".join(lines)

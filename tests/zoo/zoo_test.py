@@ -58,7 +58,7 @@ def test_the_audit_passes_a_right_model_and_names_its_mistake(name):
     assert not wrong(found), "\n".join(wrong(found))
 
 
-# Pairs that run on a CPU. Code with all factors of another rule is refused, and not carried; one term of two in front of a
+# Pairs that run on a CPU. Code with all factors of another rule is refused, and not carried; one of two terms before a
 # nonlinearity is not judged.
 NOT_CARRIED = ("kernels/cudnn", "random/scanned_drop_path", "libraries/haiku_unnamed", "unseen/state_space")
 RUN_HERE = [name for name in SAMPLE if name not in NOT_CARRIED]
