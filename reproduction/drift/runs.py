@@ -8,14 +8,12 @@ Rerunning continues, in the middle of a cell if need be; a finished cell is copi
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import pathlib
 import time
 from collections.abc import Sequence
 
-from depthmup_flax.commands import console
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
@@ -24,6 +22,7 @@ from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.trainer.engine.from_config import build
 from reproduction.drift import table
 from reproduction.drift.cells import CELLS, TEN_CELLS, Cell
+from reproduction.rules.command import asked
 from reproduction.rules.runs import begun, ship
 
 log = logging.getLogger(__name__)
@@ -68,22 +67,10 @@ def measure_start(cell: Cell, load: LoadOnce) -> None:
 
 def main() -> None:
     """Trains, then prints."""
-    parser = argparse.ArgumentParser(
-        "python -m reproduction.drift.runs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--cells", help="Names with commas, or ten: those of transfer.md; default: all.")
-    parser.add_argument("--hours", type=float, default=1.0, help="Processor hours after which no further cell starts.")
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/drift"))
-    args = parser.parse_args()
     known = {cell.name: cell for cell in (*CELLS, *TEN_CELLS)}
-    groups = {None: list(known), "ten": [cell.name for cell in TEN_CELLS]}
-    names = groups[args.cells] if args.cells in groups else args.cells.split(",")
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"--cells has {unknown[0]!r}: use {', '.join(known)}")
-    console.show()
-    train([known[name] for name in names], args.workdir, args.hours)
+    ten = {"ten": [cell.name for cell in TEN_CELLS]}
+    own = asked("reproduction.drift.runs", __doc__, "--cells", known, "runs/drift", ten)
+    train([known[name] for name in own.names], own.workdir, own.hours)
     print(table.text(RECORDS))
 
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_sweep
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_info, read_sweep
 from reproduction.rules.by_class.tasks import OWN_RATES, SEARCHES, SEEDS, TASKS, WAYS
 from reproduction.rules.runs import begun, ship
 from reproduction.rules.score import capped
@@ -82,7 +82,7 @@ def _train(
 def losses(place: str) -> Losses:
     """The committed records of a directory; a diverged run counts as a constant guess."""
     read = read_sweep([RECORDS / place])
-    chance = _chance(place)
+    chance = float(read.info.chance or np.nan)
     of: dict[float, dict[int, float]] = defaultdict(dict)
     for record in read.records:
         loss = record.loss(read.info.objective)
@@ -90,13 +90,9 @@ def losses(place: str) -> Losses:
     return of
 
 
-def _chance(place: str) -> float:
-    return float(read_sweep([RECORDS / place]).info.chance or np.nan)
-
-
 def chance(name: str) -> float:
     """The loss of the label frequencies of a task."""
-    return _chance(f"{name}/{WAYS[0]}/target")
+    return float(read_info(RECORDS / name / WAYS[0] / "target").chance or np.nan)
 
 
 def searched(found: Losses, way: str) -> list[float]:
