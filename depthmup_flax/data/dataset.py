@@ -112,7 +112,7 @@ class Dataset(abc.ABC):
         """Shape and type of the prepared input of one example, with a leading axis of 1; of a user a tree of them."""
 
     def labels(self, batch: HostBatch) -> np.ndarray | jax.Array:
-        """The labels in a batch of ``Split.read``, without augmentation; of a text its tokens."""
+        """The labels that count in a batch of ``Split.read``, without augmentation; of a text its tokens."""
         return batch["label" if "label" in batch else "tokens"]
 
     def further(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -221,8 +221,7 @@ def chance_loss(dataset: Dataset) -> float | None:
         chunk = min(size, _CHUNK)
         parts = np.linspace(0, size - 1, min(size, _LABELS) // chunk * chunk).astype(np.int64).reshape(-1, chunk)
         labels = np.concatenate([np.ravel(dataset.labels(dataset.train.read(part))) for part in parts])
-    ignored = getattr(dataset, "ignore_label", None)
-    counts = np.unique(labels if ignored is None else labels[labels != ignored], return_counts=True)[1]
+    counts = np.unique(labels, return_counts=True)[1]
     frequencies = counts / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum() + (len(counts) - 1) / (2 * counts.sum()))
 

@@ -334,8 +334,12 @@ class UserDataset(Dataset):
             )
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), self.inputs)
 
-    def labels(self, batch: Any) -> jax.Array:
-        return self.prepare("none", None, batch)[1]
+    def labels(self, batch: Any) -> np.ndarray:
+        return self._counted(np.asarray(self.prepare("none", None, batch)[1]))
+
+    def _counted(self, targets: np.ndarray) -> np.ndarray:
+        """The targets without those of ``data.ignore_label``."""
+        return targets if self.ignore_label is None else targets[targets != self.ignore_label]
 
     @property
     def has_epochs(self) -> bool:
@@ -467,7 +471,7 @@ def _target_range(dataset: UserDataset) -> tuple[int, set[int]]:
             for start in range(0, len(split), _CHUNK):
                 batch = {name: x[start : start + _CHUNK] for name, x in split.fields.items()}
                 inputs, targets = map(np.asarray, dataset.prepare("none", None, batch))
-                labels = targets[targets != dataset.ignore_label] if dataset.ignore_label is not None else targets
+                labels = dataset._counted(targets)
                 for x in (inputs, labels) if dataset.input_kind == "tokens" else (labels,):
                     found += [int(x.max())] if x.size else []
                 counted += labels.size

@@ -1,5 +1,7 @@
 """What a loss sees of a user's batches: the same answer for every source, with and without a ``prepare``."""
 
+import dataclasses
+
 import grain
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import optax
 import pytest
 
 from depthmup_flax.data import load
-from depthmup_flax.data.dataset import DataConfig
+from depthmup_flax.data.dataset import DataConfig, chance_loss
 from depthmup_flax.networks.import_paths import register
 from depthmup_flax.trainer.engine.losses import named_loss
 from depthmup_flax.util.errors import InputError
@@ -236,3 +238,14 @@ def test_a_split_without_a_label_that_counts_is_refused(split):
     place = register(lambda: ((inputs, targets), (inputs[:8], test)), "data")
     with pytest.raises(InputError, match=split):
         load(DataConfig(name=f"python:{place}", ignore_label=-1))
+
+
+@pytest.mark.parametrize("source", ["array", "records"])
+def test_ignored_labels_are_not_in_the_loss_of_a_constant_guess(source):
+    inputs, targets = drawn()
+    targets[:] = np.arange(32) % 2
+    targets[::4] = -100
+    chance = chance_loss(dataclasses.replace(data_set(source, inputs, targets, pair, -100), num_classes=2))
+    counts = np.unique(targets[targets != -100], return_counts=True)[1]
+    share = counts / counts.sum()
+    assert chance == pytest.approx(-(share * np.log(share)).sum() + 1 / (2 * counts.sum()))
