@@ -42,8 +42,8 @@ CONV: Mapping[str, Mapping[str, object]] = {
     "LayerNorm in the branches": {NORM: "layer"},
     "branches' last weights at zero": {ZERO_BRANCH: True},
     "branches times r^-1 (completep)": {PRESET: "completep"},
-    "600 steps": {STEPS: 600, WARMUP: 60},
 }
+LONG: Mapping[str, Mapping[str, object]] = {"600 steps": {STEPS: 600, WARMUP: 60}}
 CONV_DEPTHS = (4, 8, 16)
 
 # The search's values at 32 x 4: records/which_preset_search_all-cpu, and its rate alone.
@@ -73,12 +73,12 @@ ROLES: Mapping[str, Sequence[str]] = {
 }
 
 
-def conv() -> ConfigDict:
+def conv(variants: Mapping[str, Mapping[str, object]] = CONV) -> ConfigDict:
     """The convolutional network of the cells, at three depths, in half octaves, with four seeds."""
     base = Cell("conv", "sgd", RANDOM).base()
     usual = {NORM: base.model.norm, ZERO_BRANCH: False, PRESET: "depth_mup", STEPS: 200, WARMUP: 20}
     common = {WIDTH: (32,), DEPTH: CONV_DEPTHS, LEARNING_RATE: powers_of_two(-5, -2, 0.5), SEED: SEEDS}
-    grids = {name: {**_single({**usual, **changed}), **common} for name, changed in CONV.items()}
+    grids = {name: {**_single({**usual, **changed}), **common} for name, changed in variants.items()}
     return sweep_config(base, grids, figure="drift", title="Convolutional network over depth", scale="cpu", extend=2)
 
 
@@ -100,7 +100,17 @@ def gpt_roles() -> ConfigDict:
     return sweep_config(_gpt_base(), grids, figure="drift", title="GPT, roles", scale="cpu")
 
 
-SWEEPS: Mapping[str, Callable[[], ConfigDict]] = {"conv": conv, "gpt": gpt, "gpt-roles": gpt_roles}
+def conv_long() -> ConfigDict:
+    """The same with three times the steps."""
+    return conv(LONG)
+
+
+SWEEPS: Mapping[str, Callable[[], ConfigDict]] = {
+    "gpt": gpt,
+    "gpt-roles": gpt_roles,
+    "conv": conv,
+    "conv-long": conv_long,
+}
 
 
 def _gpt_base() -> ConfigDict:
