@@ -13,17 +13,13 @@ import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import Row, Variant, analyze
 from depthmup_flax.search.sweep.grid import powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, Record, read_sweep
-from depthmup_flax.util.table import Table
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
 from reproduction.drift.cells import RANDOM, Cell
 from reproduction.rules.command import asked
 from reproduction.rules.runs import begun, ship
@@ -54,8 +50,8 @@ BRANCH, INPUT, OUTPUT = (
 HIDDEN, VECTOR = "parametrization.hidden_lr_factor", "parametrization.vector_lr_factor"
 FOUND: Mapping[str, float] = {BRANCH: 0.269, INPUT: 7.702, OUTPUT: 5.014}
 ONE: Mapping[str, float] = dict.fromkeys((*FOUND, HIDDEN, VECTOR), 1.0)
-GPT: Mapping[str, Mapping[str, float]] = {
-    "all three as found": FOUND,
+GPT: Mapping[str, Mapping[str, float]] = {"all three as found": FOUND}
+PARTS: Mapping[str, Mapping[str, float]] = {
     "none": {},
     "branch multiplier alone": {BRANCH: FOUND[BRANCH]},
     "embeddings' factor alone": {INPUT: FOUND[INPUT]},
@@ -82,11 +78,16 @@ def conv(variants: Mapping[str, Mapping[str, object]] = CONV) -> ConfigDict:
     return sweep_config(base, grids, figure="drift", title="Convolutional network over depth", scale="cpu", extend=2)
 
 
-def gpt() -> ConfigDict:
-    """The GPT at depth 4 and 32, with what a search found at depth 4 and with a part of it."""
+def gpt(variants: Mapping[str, Mapping[str, float]] = GPT) -> ConfigDict:
+    """The GPT at depth 4 and 32, with what a search found at depth 4."""
     common = {DEPTH: GPT_DEPTHS, LEARNING_RATE: tuple(RATE * times for times in OCTAVES), SEED: SEEDS}
-    grids = {name: {**_single({**ONE, **changed}), **common} for name, changed in GPT.items()}
+    grids = {name: {**_single({**ONE, **changed}), **common} for name, changed in variants.items()}
     return sweep_config(_gpt_base(), grids, figure="drift", title="GPT over depth", scale="cpu")
+
+
+def gpt_parts() -> ConfigDict:
+    """The same with a part of what the search found."""
+    return gpt(PARTS)
 
 
 def gpt_roles() -> ConfigDict:
@@ -109,6 +110,7 @@ SWEEPS: Mapping[str, Callable[[], ConfigDict]] = {
     "gpt": gpt,
     "gpt-roles": gpt_roles,
     "conv": conv,
+    "gpt-parts": gpt_parts,
     "conv-long": conv_long,
 }
 
