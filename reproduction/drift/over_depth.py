@@ -2,7 +2,7 @@
 
     TEXT=tinyshakespeare.txt TFDS_DATA_DIR=... python -m reproduction.drift.over_depth [--hours=1] [--sweeps=conv,...]
 
-Rerunning continues; a finished sweep is copied to the committed records. ``--hours=0`` prints the tables.
+Rerunning continues; a finished sweep is copied to the committed records.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ DEPTH, WIDTH, PRESET, NORM = "model.depth", "model.width", "parametrization.pres
 ZERO_BRANCH, STEPS, WARMUP = "model.zero_init_branch", "train.steps", "optimizer.warmup_steps"
 Grid = Mapping[str, Sequence[object]]
 
+AS_IT_IS = "as it is"
 # What is changed of the convolutional network, one thing at a time.
 CONV: Mapping[str, Mapping[str, object]] = {
-    "as it is": {},
+    AS_IT_IS: {},
     "LayerNorm in the branches": {NORM: "layer"},
     "branches' last weights at zero": {ZERO_BRANCH: True},
     "branches times r^-1 (completep)": {PRESET: "completep"},
 }
 LONG: Mapping[str, Mapping[str, object]] = {"600 steps": {STEPS: 600, WARMUP: 60}}
+CONV_USUAL = {NORM: "none", ZERO_BRANCH: False, PRESET: "depth_mup", STEPS: 200, WARMUP: 20}
 CONV_DEPTHS = (4, 8, 16)
 
-# The search's values at 32 x 4: records/which_preset_search_all-cpu, and its rate alone.
-RATE, RATE_ALONE = 0.01657, 0.01597
+# The search's values at 32 x 4: records/which_preset_search_all-cpu.
+RATE = 0.01657
 BRANCH, INPUT, OUTPUT = (
     f"parametrization.{one}" for one in ("branch_multiplier", "input_lr_factor", "output_lr_factor")
 )
 HIDDEN, VECTOR = "parametrization.hidden_lr_factor", "parametrization.vector_lr_factor"
 FOUND: Mapping[str, float] = {BRANCH: 0.269, INPUT: 7.702, OUTPUT: 5.014}
-ONE: Mapping[str, float] = dict.fromkeys((*FOUND, HIDDEN, VECTOR), 1.0)
+GPT_USUAL: Mapping[str, float] = dict.fromkeys((*FOUND, HIDDEN, VECTOR), 1.0)
 GPT: Mapping[str, Mapping[str, float]] = {"all three as found": FOUND}
 PARTS: Mapping[str, Mapping[str, float]] = {
     "none": {},
@@ -60,7 +62,7 @@ PARTS: Mapping[str, Mapping[str, float]] = {
 GPT_DEPTHS = (4, 32)
 OCTAVES = powers_of_two(-1.5, 1.5, 0.5)
 ROLES: Mapping[str, Sequence[str]] = {
-    "as found": (),
+    AS_IT_IS: (),
     "all": (INPUT, HIDDEN, VECTOR, OUTPUT),
     "embeddings": (INPUT,),
     "hidden matrices": (HIDDEN,),
@@ -72,16 +74,15 @@ ROLES: Mapping[str, Sequence[str]] = {
 def conv(variants: Mapping[str, Mapping[str, object]] = CONV) -> ConfigDict:
     """The convolutional network of the cells, at three depths, in half octaves, with four seeds."""
     base = Cell("conv", "sgd", RANDOM).base()
-    usual = {NORM: base.model.norm, ZERO_BRANCH: False, PRESET: "depth_mup", STEPS: 200, WARMUP: 20}
     common = {WIDTH: (32,), DEPTH: CONV_DEPTHS, LEARNING_RATE: powers_of_two(-5, -2, 0.5), SEED: SEEDS}
-    grids = {name: {**_single({**usual, **changed}), **common} for name, changed in variants.items()}
+    grids = {name: {**_single({**CONV_USUAL, **changed}), **common} for name, changed in variants.items()}
     return sweep_config(base, grids, figure="drift", title="Convolutional network over depth", scale="cpu", extend=2)
 
 
 def gpt(variants: Mapping[str, Mapping[str, float]] = GPT) -> ConfigDict:
     """The GPT at depth 4 and 32, with what a search found at depth 4."""
     common = {DEPTH: GPT_DEPTHS, LEARNING_RATE: tuple(RATE * times for times in OCTAVES), SEED: SEEDS}
-    grids = {name: {**_single({**ONE, **changed}), **common} for name, changed in variants.items()}
+    grids = {name: {**_single({**GPT_USUAL, **changed}), **common} for name, changed in variants.items()}
     return sweep_config(_gpt_base(), grids, figure="drift", title="GPT over depth", scale="cpu")
 
 
@@ -90,20 +91,22 @@ def gpt_parts() -> ConfigDict:
     return gpt(PARTS)
 
 
+def conv_long() -> ConfigDict:
+    """The convolutional network with three times the steps."""
+    return conv(LONG)
+
+
 def gpt_roles() -> ConfigDict:
     """The GPT as the search found it, and with the rate of one role of parameters doubled."""
     common = {DEPTH: GPT_DEPTHS, LEARNING_RATE: (RATE,), SEED: SEEDS}
-    tuned = {**ONE, **FOUND}
-    grids = {
-        name: {**_single({**tuned, **{role: 2 * tuned[role] for role in roles}}), **common}
-        for name, roles in ROLES.items()
-    }
+    grids = {name: {**_single(doubled(roles)), **common} for name, roles in ROLES.items()}
     return sweep_config(_gpt_base(), grids, figure="drift", title="GPT, roles", scale="cpu")
 
 
-def conv_long() -> ConfigDict:
-    """The same with three times the steps."""
-    return conv(LONG)
+def doubled(roles: Sequence[str]) -> dict[str, float]:
+    """The search's values with the rate factors of some roles doubled."""
+    found = {**GPT_USUAL, **FOUND}
+    return {**found, **{role: 2 * found[role] for role in roles}}
 
 
 SWEEPS: Mapping[str, Callable[[], ConfigDict]] = {
