@@ -20,7 +20,7 @@ shift
 mlps="lr_width_depth_mlp trained_ends ode_sde pre_nonlin abs block_depth block_multiplier layernorm"
 others="digits cifar10 lr_width_depth_conv vit norm other_hparams_momentum other_hparams_gamma0 other_hparams_weight_decay trade_off
   how_long how_long_vit lazy zero_init imagenet lr_width_depth_sgd block_depth_tuned block_depth_heatmap megatron
-  megatron_multiplier megatron_largest_rate muon muon_conv muon_gpt schedules hyperball
+  megatron_multiplier megatron_largest_rate muon muon_conv muon_gpt schedules hyperball hyperball_zero
   which_exponent_mlp which_exponent_gpt which_exponent_vit which_preset
   ntk linear_kernel linear_limit limit_convergence resmlp_limit training_curve phase_diagram diversity"
 [ "$scale" != long ] || others=
@@ -59,7 +59,7 @@ run_sweep() {
     other_hparams* | imagenet) figures=(transfer curves) ;;
     how_long*) figures=(over_time curves) ;;
     trade_off) figures=(parameters) ;;
-    schedules | hyperball) figures=() ;; # both axes at once, which no panel shows
+    schedules | hyperball*) figures=() ;; # both axes at once, which no panel shows
     *) figures=(transfer) ;;
   esac
   for figure in "${figures[@]}"; do cp "$workdir/report/$figure.png" "$workdir/"; done

@@ -16,7 +16,7 @@ from reproduction.rules.version2.tasks import TASKS
 def main() -> None:
     """Trains, then prints."""
     own = asked("reproduction.rules.version2", __doc__, "--tasks", TASKS, "runs/rules2")
-    runs.run(own.names, own.workdir, own.hours)
+    runs.run({name: TASKS[name] for name in own.names}, own.workdir, own.hours)
     print(table.text(table.cells(runs.RECORDS)))
 
 

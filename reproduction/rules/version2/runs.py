@@ -17,7 +17,7 @@ from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_sweep
 from reproduction.rules import runs as version1
 from reproduction.rules.rule_file import Rule, read_rule
 from reproduction.rules.score import capped
-from reproduction.rules.version2.tasks import PROXY, SEARCHES, SEEDS, TARGETS, TASKS
+from reproduction.rules.version2.tasks import PROXY, SEARCHES, SEEDS, TARGETS, Task
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,26 @@ def rules() -> dict[str, Rule]:
     return {name: read_rule(str(pathlib.Path(__file__).with_name("sp.py")) if name == "sp" else name) for name in RULES}
 
 
-def run(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
-    """Trains what is missing of the tasks, target by target, until ``hours`` of processor time are used."""
+def run(
+    tasks: Mapping[str, Task],
+    workdir: pathlib.Path,
+    hours: float,
+    records: pathlib.Path = RECORDS,
+    targets: Mapping[str, tuple[int, int]] = TARGETS,
+) -> None:
+    """Trains what ``records`` lack of the tasks, target by target, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
-    for target, sizes in TARGETS.items():
-        for name in names:
+    for target, sizes in targets.items():
+        for name, task in tasks.items():
             if time.process_time() - start > 3600 * hours:
                 log.warning("%g processor hours are used; the same command continues", hours)
                 return
-            _cell(name, sizes, version1.begun(workdir / name, RECORDS / name), load)
-            version1.ship(workdir / name, RECORDS / name)
+            _cell(task, f"Rules on {name}", sizes, version1.begun(workdir / name, records / name), load)
+            version1.ship(workdir / name, records / name)
             log.warning("%s, %s: done, %.0f processor seconds so far", name, target, time.process_time() - start)
 
 
-def _cell(name: str, sizes: tuple[int, int], directory: pathlib.Path, load: LoadOnce) -> None:
-    task = TASKS[name]
+def _cell(task: Task, title: str, sizes: tuple[int, int], directory: pathlib.Path, load: LoadOnce) -> None:
     every = [seed for seeds in SEARCHES for seed in seeds]
     values_of = lambda rule, at: version1.values_at(rule, task, at) or ()
 
@@ -59,7 +64,7 @@ def _cell(name: str, sizes: tuple[int, int], directory: pathlib.Path, load: Load
         }
         base = task.config()
         base.train.same_code = True  # the table may change; the data's checksum is in the records
-        config = sweep_config(base, products, figure="rules", title=f"Rules on {name}", scale="cpu")
+        config = sweep_config(base, products, figure="rules", title=title, scale="cpu")
         sweep(config, directory, load=load)
         return losses(directory)
 

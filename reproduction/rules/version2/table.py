@@ -30,15 +30,16 @@ class Cell:
     limit: float  # what remains at the rule's own best rate
     noise: float  # standard error of the regret over seeds
     learned: float  # share of that unit which the proxy learned
+    best: float  # the best candidate's loss
 
 
 Cells = Mapping[tuple[str, str, str], Cell]  # task, target, rule
 
 
-def cells(records: pathlib.Path) -> Cells:
+def cells(records: pathlib.Path, tasks: Mapping[str, Task] = TASKS) -> Cells:
     """The cells of the committed records that are done, with all rules."""
     found: dict[tuple[str, str, str], Cell] = {}
-    for name, task in TASKS.items():
+    for name, task in tasks.items():
         if (records / name / "sweep.json").exists():
             losses = runs.losses(records / name)
             for target, sizes in TARGETS.items():
@@ -72,7 +73,11 @@ def _cells(task: Task, sizes: tuple[int, int], losses: version1.Losses) -> dict[
         limit = left_out_minimum(np.stack([of_seeds((*values, rate)) for rate in rates[values]]))
         noise = float(excess.std(ddof=1) / np.sqrt(len(SEEDS)))
         found[name] = Cell(
-            float(excess.mean()), float((limit - best.mean()) / unit), noise, float((losses.chance - small) / unit)
+            float(excess.mean()),
+            float((limit - best.mean()) / unit),
+            noise,
+            float((losses.chance - small) / unit),
+            float(best.mean()),
         )
     several = matrices(task) > 1
     return found | {name: found[pair[several]] for name, pair in BY_MATRICES.items()}

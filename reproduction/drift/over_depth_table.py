@@ -1,0 +1,131 @@
+"""What the sweeps of `reproduction.drift.over_depth` show, as over_depth.md fixes it. No JAX."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import scipy.special
+
+from depthmup_flax.report.optimum import Estimate
+from depthmup_flax.report.transfer import Row, Variant, analyze
+from depthmup_flax.storage.sweep_records import Record, read_sweep
+from reproduction.drift.over_depth import (
+    AS_IT_IS,
+    CONV,
+    CONV_USUAL,
+    DEPTH,
+    GPT,
+    GPT_DEPTHS,
+    GPT_USUAL,
+    LONG,
+    PARTS,
+    ROLES,
+    doubled,
+)
+
+HEADER = ("network", "best rate: base", "drift", "regret", "edge: base", "its drift", "lowest loss: base", "deep", "n")
+ROLES_HEADER = ("rate doubled of", *(f"gain at depth {depth}" for depth in GPT_DEPTHS))
+_SWEEPS = {
+    "conv": ("convolutional", CONV, CONV_USUAL),
+    "conv-long": ("convolutional", LONG, CONV_USUAL),
+    "gpt": ("GPT", GPT, GPT_USUAL),
+    "gpt-parts": ("GPT", PARTS, GPT_USUAL),
+}
+
+
+def rows(records: pathlib.Path) -> list[tuple[str, ...]]:
+    """A row below `HEADER` for each network of the sweeps that are done, from its lowest depth to its highest."""
+    found = []
+    for sweep, (network, variants, usual) in _SWEEPS.items():
+        directory = records / f"over-depth-{sweep}"
+        if not (directory / "sweep.json").exists():
+            continue
+        read = read_sweep([directory])
+        for name, changed in variants.items():
+            own = [record for record in read.records if _has(record, {**usual, **changed})]
+            (variant,) = analyze(read.info, own).variants
+            found.append(_row(f"{network}, {name}", variant))
+    return found
+
+
+def _has(record: Record, point: Mapping[str, object]) -> bool:
+    return all(record.point[path] == value for path, value in point.items())
+
+
+def _row(name: str, variant: Variant) -> tuple[str, ...]:
+    base, deep = variant.base, variant.rows[-1]
+    return (
+        name,
+        f"{base.optimum.at.value:.1f}" if base.optimum else "diverges",
+        _drift(deep),
+        _regret(deep, variant),
+        *_edges(base, deep),
+        *(f"{row.optimum.loss.value:.3f}" if row.optimum else "diverges" for row in (base, deep)),
+        str(len(base.curve.seeds)),
+    )
+
+
+def _drift(deep: Row) -> str:
+    if deep.shift is None:
+        return "unknown"
+    half = deep.shift.half_width
+    return f"{deep.bound}{deep.shift.value:+.1f}" + ("" if half is None else f" ± {half:.1f}")
+
+
+def _regret(deep: Row, variant: Variant) -> str:
+    """As a share of what the base learns."""
+    if not isinstance(deep.regret, Estimate) or variant.base.optimum is None:
+        return "diverges"
+    learned = variant.initial_loss - variant.base.optimum.loss.value
+    ends = deep.regret.interval
+    interval = "" if ends is None else f" ({max(ends[0], 0) / learned:.3f} to {ends[1] / learned:.3f})"
+    return f"{deep.regret.value / learned:.3f}{interval}"
+
+
+def _edges(base: Row, deep: Row) -> tuple[str, str]:
+    """The edge at the base, in octaves, and how far it moves; where no run diverges there is none."""
+    first, last = edge(base), edge(deep)
+    moved = f"{last - first:+.1f}" if math.isfinite(first) and math.isfinite(last) else "unknown"
+    return (f"{first:.1f}" if math.isfinite(first) else "above", moved)
+
+
+def edge(row: Row) -> float:
+    """The log2 of the highest rate up to which no seed diverges; infinite if none does, minus if at all rates."""
+    stable = np.flatnonzero(np.cumsum(row.curve.diverged) == 0)
+    if len(stable) == len(row.curve.x):
+        return math.inf
+    return math.log2(row.curve.x[stable[-1]]) if len(stable) else -math.inf
+
+
+def role_rows(records: pathlib.Path) -> list[tuple[str, ...]]:
+    """A row below `ROLES_HEADER` for each role: the loss as found minus that with its rate doubled, paired by seeds."""
+    directory = records / "over-depth-gpt-roles"
+    if not (directory / "sweep.json").exists():
+        return []
+    read = read_sweep([directory])
+    losses = {
+        (name, depth): _by_seed(read.records, {**doubled(roles), DEPTH: depth}, read.info.objective)
+        for name, roles in ROLES.items()
+        for depth in GPT_DEPTHS
+    }
+    return [
+        (name, *(_mean(losses[AS_IT_IS, depth] - losses[name, depth]) for depth in GPT_DEPTHS))
+        for name in ROLES
+        if name != AS_IT_IS
+    ]
+
+
+def _by_seed(records: Sequence[Record], point: Mapping[str, object], objective: str) -> np.ndarray:
+    """(S,)."""
+    found = {record.seed: record.loss(objective) for record in records if _has(record, point)}
+    return np.array([np.nan if found[seed] is None else found[seed] for seed in sorted(found)])
+
+
+def _mean(values: np.ndarray) -> str:
+    """With Student's 95 % interval."""
+    count = len(values)
+    half = scipy.special.stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count)
+    return f"{values.mean():+.3f} ± {half:.3f}"
