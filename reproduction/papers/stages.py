@@ -1,0 +1,76 @@
+"""What registration.md lists, in the order in which it is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+
+from ml_collections import ConfigDict
+
+from depthmup_flax.config import from_file
+from depthmup_flax.search.sweep.grid import powers_of_two, sweep_config
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
+
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs" / "sweeps"
+STEPS_OF_AN_EPOCH = 50_000 // 64
+SEEDS = 5
+Grids = Mapping[str, Mapping[str, tuple]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a figure's sweep: what it holds is trained before the next one begins.
+
+    Attributes:
+      figure: name of the directory of its records. Stages of one figure share it, and their runs.
+      epochs: of each run.
+      grids: of the sweep.
+      extend: how often a curve's grid may grow where its minimum lies at the edge.
+    """
+
+    figure: str
+    epochs: int
+    grids: Grids
+    extend: int = 0
+
+    def config(self) -> ConfigDict:
+        """The sweep."""
+        parent = from_file(CONFIGS / "lr_width_depth_mlp.py", "paper")
+        parent.base.train.update(steps=self.epochs * STEPS_OF_AN_EPOCH, log_every=STEPS_OF_AN_EPOCH, same_code=True)
+        return sweep_config(
+            parent.base, self.grids, figure=parent.figure, title=parent.title, scale=parent.scale, extend=self.extend
+        )
+
+
+def _grid(preset: str, depths: tuple[int, ...], rates: tuple[float, ...], seeds: int) -> dict[str, tuple]:
+    return {
+        "parametrization.preset": (preset,),
+        "model.depth": depths,
+        LEARNING_RATE: rates,
+        SEED: tuple(range(seeds)),
+    }
+
+
+def _seed_by_seed(figure: str, epochs: int, best: float) -> Iterator[Stage]:
+    """Depth-muP, then the standard parametrization beside it, with one more seed each time.
+
+    ``best`` is the exponent of two in the middle of Depth-muP's grid.
+    """
+    for seeds in range(1, SEEDS + 1):
+        rule = {"rule": _grid("depth_mup", (8, 32), powers_of_two(best - 2, best + 2), seeds)}
+        control = {"control": _grid("sp", (8, 32), powers_of_two(best - 4, best + 1), seeds)}
+        yield Stage(figure, epochs, rule)
+        yield Stage(figure, epochs, {**rule, **control}, extend=2 if seeds == SEEDS else 0)
+
+
+TEN, FIFTY = "fig10-10-epochs", "fig10-50-epochs"
+STAGES = (
+    *_seed_by_seed(TEN, 10, best=-9),
+    # With frozen ends block_only at a rate is depth_mup at sqrt(32 / 8) times that rate: one run checks it.
+    Stage("fig10-block-only", 10, {"one": _grid("block_only", (32,), (2.0**-10,), 1)}),
+    *_seed_by_seed(FIFTY, 50, best=-10),
+    Stage(FIFTY, 50, {"between": _grid("depth_mup", (8, 32), powers_of_two(-10.5, -9.5), SEEDS)}),
+    Stage(FIFTY, 50, {"deeper": _grid("depth_mup", (64,), powers_of_two(-11, -9), SEEDS)}, extend=2),
+    Stage(TEN, 10, {"deeper": _grid("depth_mup", (64,), powers_of_two(-11, -7), SEEDS)}, extend=2),
+)
