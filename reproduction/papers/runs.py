@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import sys
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.grid import expand
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import read_sweep
+from depthmup_flax.util.errors import PREEMPTED, Preempted
 from reproduction.papers.stages import STAGES, Stage
 from reproduction.rules.command import asked
 from reproduction.rules.runs import begun, ship
@@ -73,7 +75,11 @@ def main() -> None:
         list(dict.fromkeys(stage.figure for stage in STAGES)),
         "runs/papers",
     )
-    train(own.names, own.workdir, own.hours)
+    try:
+        train(own.names, own.workdir, own.hours)
+    except Preempted as stopped:
+        print(f"{text()}\n{stopped}")
+        sys.exit(PREEMPTED)
     print(text())
 
 
