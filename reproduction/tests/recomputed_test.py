@@ -38,5 +38,9 @@ def test_the_runs_of_the_papers_size_have_the_best_rates_and_losses_that_other_c
 
 def test_the_power_of_the_width_is_that_of_the_report():
     report = (recomputed.HERE / "records" / "linear_limit-paper" / "report.txt").read_text()
-    powers = [float(line.split()[line.split().index("+-") - 1]) for line in report.splitlines() if "over width" in line]
+    powers = [
+        float(line.split()[line.split().index("+-") - 1])
+        for line in report.splitlines()
+        if "over width " in line and "+-" in line
+    ]
     assert powers == pytest.approx(list(recomputed.widths_power().values()), abs=0.02)
