@@ -164,13 +164,46 @@ def benchmark() -> dict[tuple[str, str, str], float]:
     return found
 
 
+def papers_size() -> dict[tuple[str, str, int], tuple[int, float, float]]:
+    """(directory, rule, depth) of reproduction/papers -> seeds, best rate in octaves, lowest mean loss.
+
+    Rates that lack seeds which others of their curve have are left out.
+    """
+    found = {}
+    for directory in sorted((HERE / "papers" / "records").glob("fig10-*-epochs")):
+        info, rows = read(directory)
+        curves: dict = defaultdict(lambda: defaultdict(dict))
+        for row in rows:
+            key = directory.name, row["point"]["parametrization.preset"], row["depth"]
+            curves[key][np.log2(row["point"]["optimizer.learning_rate"])][row["seed"]] = loss_of(row)
+        for key, curve in curves.items():
+            most = max(map(len, curve.values()))
+            x = np.array(sorted(rate for rate, losses in curve.items() if len(losses) == most))
+            means = np.array([np.mean(list(curve[rate].values())) for rate in x])
+            found[key] = most, float(lowest(x, means, info["chance"])[0]), float(means.min())
+    return found
+
+
+def widths_power() -> dict[str, float]:
+    """Power of the width of the square errors of linear networks of the paper's size, by least squares."""
+    with gzip.open(HERE / "records" / "linear_limit-paper" / "records.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    rows = [row for row in rows if row["case"]["what"] == "networks" and row["case"]["depth"] == 64]
+    x = np.log([row["case"]["width"] for row in rows])
+    names = "square_errors", "square_errors_outputs"
+    return {name: float(np.polyfit(x, np.log([np.mean(row["values"][name]) for row in rows]), 1)[0]) for name in names}
+
+
 def main() -> None:
-    """Prints both."""
+    """Prints all."""
     for (records, words), measure in CLAIMS.items():
         number, low, high = claim(records, measure)
         print(f"{records}: {words}: page {printed(records, words):.4g}, here {number:.3g} ({low:.2g} to {high:.2g})")
     for cell, number in benchmark().items():
         print(*cell, f"{number:.3f}", sep=", ")
+    for key, (seeds, best, loss) in papers_size().items():
+        print(*key, f"n = {seeds}, best rate 2^{best:.1f}, lowest loss {loss:.3f}", sep=", ")
+    print(widths_power())
 
 
 if __name__ == "__main__":

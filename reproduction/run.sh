@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the sweeps and the limits of the papers' figures one after another. Rerunning resumes an interrupted run.
 #
-#   reproduction/run.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (paper: sweeps only); for residual MLPs
+#   reproduction/run.sh SCALE [NAME ...]      SCALE: smoke, cpu, gpu or paper (of the limits, paper has linear_limit and
+#                                              diversity only); for residual MLPs
 #                                              also long, 20 epochs of a small set; gpu10, three experiments for ten
 #                                              minutes each of a large GPU: trained_ends, which_preset, lr_width_depth_conv
 #                                              NAME: a file of configs/sweeps or reproduction/configs; default: all
@@ -32,7 +33,10 @@ run_limit() {
   local data=()
   case $name:$scale in
     *:smoke) ;;
-    linear_limit:*) data=("--config.data.name=${MNIST:-tfds:mnist}" "--config.data.data_dir=${DATA_DIR:-}") ;;
+    linear_limit:*)
+      data=("--config.data.name=${MNIST:-tfds:mnist}")
+      [[ ${MNIST:-tfds:mnist} != tfds:* ]] || data+=("--config.data.data_dir=${DATA_DIR:-}")
+      ;;
     training_curve:* | diversity:*) data=("--config.data.name=tfds:cifar10" "--config.data.data_dir=${DATA_DIR:-}") ;;
   esac
   python -m reproduction.limits --config="reproduction/configs/limits/$name.py" --config.scale="$scale" --workdir="$workdir" \

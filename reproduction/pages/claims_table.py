@@ -12,7 +12,7 @@ import dataclasses
 import gzip
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -34,6 +34,8 @@ from reproduction.pages.generated_parts import with_part
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "reproduction.md"
+AT_PAPERS_SIZE = HERE.parent / "papers" / "records"
+NOT_RUN = "not run"
 CLAIMS_PART = "<!-- claims: python -m reproduction.pages.claims_table -->", "<!-- end of claims -->"
 COSTS_PART = "<!-- costs: python -m reproduction.pages.claims_table -->", "<!-- end of costs -->"
 HEADER = (
@@ -44,6 +46,7 @@ HEADER = (
     "n that would do",
     "by training loss",
     "by test loss",
+    "at the papers' size",
     "core-minutes",
     "sweep",
 )
@@ -100,9 +103,31 @@ def table() -> str:
     deciding = list(longest.values())
     counts = collections.Counter(row.verdict for row in deciding)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    cells = [_cells(row, any(row is one for one in deciding)) for row in rows]
-    parts = f"Of {len(deciding)} claims: {summary}.", multiplicity(deciding), _by_id(deciding), _markdown(HEADER, cells)
-    return "\n\n".join(parts)
+    large = at_papers_size()
+    cells = [_cells(row, large, any(row is one for one in deciding)) for row in rows]
+    parts = f"Of {len(deciding)} claims: {summary}.", multiplicity(deciding), run_at_papers_size(deciding, large)
+    return "\n\n".join([*parts, _by_id(deciding), _markdown(HEADER, cells)])
+
+
+def at_papers_size() -> Mapping[tuple[str, str], str]:
+    """(figure, text of a claim) -> what runs of the paper's size show, the longest first; without runs it is absent."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = collections.defaultdict(list)
+    for path in sorted(AT_PAPERS_SIZE.glob("*/sweep.json")):
+        sweep = read_sweep([path.parent])
+        steps = max(record.steps for record in sweep.records)
+        link = f"[{path.parent.name}](../papers/records/{path.parent.name})"
+        for one in judged(sweep.info.figure, analysis_of(sweep), analysis_of(sweep, TEST)):
+            if one.seeds:
+                text = f"{one.verdict}: {one.finding}; n = {one.seeds}, {link}"
+                found[sweep.info.figure, one.claim.text].append((-steps, text))
+    return {key: "<br>".join(text for _, text in sorted(texts)) for key, texts in found.items()}
+
+
+def run_at_papers_size(deciding: Sequence[Row], large: Mapping[tuple[str, str], str]) -> str:
+    """How many of the claims have runs of the paper's size, in a sentence."""
+    run = sum((row.figure, row.one.claim.text) in large for row in deciding)
+    registered = "[registered](../papers/registration.md)"
+    return f"**At the papers' size**: runs of {run} of the {len(deciding)} claims have begun ({registered})."
 
 
 def multiplicity(deciding: Sequence[Row]) -> str:
@@ -153,7 +178,7 @@ def _rows() -> list[Row]:
     return sorted(rows, key=lambda row: (places.index((row.figure, row.one.claim.text)), -row.steps))
 
 
-def _cells(row: Row, decides: bool) -> tuple[str, ...]:
+def _cells(row: Row, large: Mapping[tuple[str, str], str], decides: bool) -> tuple[str, ...]:
     """The cells under `HEADER`."""
     one = row.one
     seeds_needed = "" if one.verdict not in UNDECIDED or one.note else str(one.seeds_needed or "> 100")
@@ -166,7 +191,8 @@ def _cells(row: Row, decides: bool) -> tuple[str, ...]:
     finding, earlier = one.finding, EARLIER_BOUNDS.get((row.sweep, one.claim.text))
     if earlier is not None and one.estimate is not None:
         finding += f"; **{judge(one.estimate, earlier).verdict} to {earlier}**, its bound before the yardstick changed"
-    return one.claim.id, claim, finding, str(one.seeds), seeds_needed, verdict, by_test_loss, cost, sweep
+    own_size = large.get((row.figure, one.claim.text), NOT_RUN) if decides else ""
+    return one.claim.id, claim, finding, str(one.seeds), seeds_needed, verdict, by_test_loss, own_size, cost, sweep
 
 
 if __name__ == "__main__":

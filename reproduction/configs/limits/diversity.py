@@ -27,17 +27,25 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         seed=0,  # of initial weights and data
         seeds=at_scale(scale, smoke=2, other=5),  # networks of each kind and depth
         data=dict(DATA_DEFAULTS),  # the images: digits; the paper has --config.data.name=tfds:cifar10
-        kinds=kinds[:2] if scale == "smoke" else kinds,  # presets and nonlinearities that are compared
-        width=at_scale(scale, smoke=16, cpu=64, gpu=256),  # width of the networks
-        base_depth=4,  # depth at which branches are multiplied by branch_multiplier alone
-        branch_multiplier=1.0,  # a, the constant of every branch; TP6: 2 / sqrt(8) at base depth 8
-        depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048)),  # depths of the networks
+        # presets and nonlinearities that are compared
+        kinds=at_scale(scale, smoke=kinds[:2], paper=kinds[:3], other=kinds),
+        width=at_scale(scale, smoke=16, cpu=64, other=256),  # width of the networks
+        # depth at which branches are multiplied by branch_multiplier alone
+        base_depth=at_scale(scale, paper=8, other=4),
+        branch_multiplier=at_scale(scale, paper=2 / 8**0.5, other=1.0),  # a, the constant of every branch
+        # depths of the networks
+        depths=at_scale(scale, smoke=(16,), cpu=(32, 128, 256), gpu=(32, 128, 512, 2048), paper=(64, 256)),
         # distances between layers, in units of the depth
-        fractions=at_scale(scale, smoke=(1 / 8, 1 / 4), other=(1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)),
+        fractions=at_scale(
+            scale,
+            smoke=(1 / 8, 1 / 4),
+            paper=tuple(2.0**-k for k in range(6, 0, -1)),
+            other=(1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2),
+        ),
         # steps of training after which features are compared
-        times=at_scale(scale, smoke=(0, 5), cpu=(0, 20, 100, 300), gpu=(0, 100, 500, 1000)),
+        times=at_scale(scale, smoke=(0, 5), cpu=(0, 20, 100, 300), other=(0, 100, 500, 1000)),
         batch_size=64,  # images of a training step
-        # of Adam. gpu: the paper's. cpu: twice the best of reproduction/configs/sweeps/abs.py at its width; see above.
-        learning_rate=at_scale(scale, gpu=2**-10, other=2**-6),
+        # of Adam. gpu, paper: the paper's. cpu: twice the best of configs/sweeps/abs.py at its width; see above.
+        learning_rate=at_scale(scale, gpu=2**-10, paper=1e-3, other=2**-6),
         inputs=16,  # held-out images on which distances are measured
     )

@@ -28,12 +28,21 @@ def get_config(scale: str = "cpu") -> ConfigDict:
         steps=at_scale(scale, smoke=(1, 3), other=(1, 5, 10)),
         depth=at_scale(scale, smoke=8, other=64),  # depth of the networks whose width varies
         # widths of the networks of that depth
-        widths=at_scale(scale, smoke=(8, 16, 32), cpu=(64, 128, 256, 512, 1024), gpu=tuple(2**k for k in range(7, 14))),
+        widths=at_scale(
+            scale,
+            smoke=(8, 16, 32),
+            cpu=(64, 128, 256, 512, 1024),
+            gpu=tuple(2**k for k in range(7, 14)),
+            paper=tuple(2**k for k in range(7, 12)),  # the paper has up to 2^13, whose training takes 70 GB
+        ),
         # depths at which theory is computed
         theory_depths=at_scale(scale, smoke=(4, 8), other=(16, 32, 64, 128, 256, 512)),
-        network_width=at_scale(scale, smoke=32, cpu=256, gpu=1024),  # width of the networks whose depth varies
+        # width of the networks whose depth varies
+        network_width=at_scale(scale, smoke=32, cpu=256, gpu=1024, paper=256),
         # depths of the networks of network_width
-        network_depths=at_scale(scale, smoke=(8,), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512)),
+        network_depths=at_scale(
+            scale, smoke=(8,), cpu=(16, 32, 64, 128), gpu=(16, 32, 64, 128, 256, 512), paper=(16, 256)
+        ),
         seeds=16,  # networks at each width and depth
         lanes=at_scale(scale, smoke=16, other=1),  # networks trained at a time
     )

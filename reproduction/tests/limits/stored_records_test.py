@@ -8,7 +8,7 @@ import pytest
 
 from reproduction.limits.pipeline import FIGURES, figure_module
 
-REPRODUCTION = pathlib.Path(__file__).parents[2] / "records"
+STORED = sorted(path.parent for path in (pathlib.Path(__file__).parents[2] / "records").glob("*/limits.json"))
 
 
 def stored_rows(directory):
@@ -18,12 +18,15 @@ def stored_rows(directory):
     return [{**record["case"], **record["values"]} for record in map(json.loads, lines)]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_stored_records_give_the_published_report_and_a_figure(name):
-    directory = REPRODUCTION / f"{name}-cpu"
-    title = json.loads((directory / "limits.json").read_text())["config"]["title"]
-    figure, rows = figure_module(name), stored_rows(directory)
-    assert (directory / "report.txt").read_text() == f"{title}\n\n{figure.table(rows)}\n"
+def test_every_figure_has_stored_records():
+    assert {directory.name for directory in STORED} >= {f"{name}-cpu" for name in FIGURES}
+
+
+@pytest.mark.parametrize("directory", STORED, ids=lambda path: path.name)
+def test_stored_records_give_the_published_report_and_a_figure(directory):
+    config = json.loads((directory / "limits.json").read_text())["config"]
+    figure, rows = figure_module(config["figure"]), stored_rows(directory)
+    assert (directory / "report.txt").read_text() == f"{config['title']}\n\n{figure.table(rows)}\n"
     drawn = [panel for panel in figure.figure(rows).axes if panel.get_visible()]
     assert len(drawn) >= 4
     assert all(panel.has_data() for panel in drawn)
