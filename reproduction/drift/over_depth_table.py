@@ -26,7 +26,7 @@ from reproduction.drift.over_depth import (
     doubled,
 )
 
-HEADER = ("network", "best rate: base", "drift", "regret", "edge: base", "its drift", "lowest loss: base", "deep", "n")
+HEADER = ("network", "best rate: base", "drift", "regret", "lowest loss: base", "deep", "n")
 ROLES_HEADER = ("rate doubled of", *(f"gain at depth {depth}" for depth in GPT_DEPTHS))
 _SWEEPS = {
     "conv": ("convolutional", CONV, CONV_USUAL),
@@ -62,7 +62,6 @@ def _row(name: str, variant: Variant) -> tuple[str, ...]:
         f"{base.optimum.at.value:.1f}" if base.optimum else "diverges",
         _drift(deep),
         _regret(deep, variant),
-        *_edges(base, deep),
         *(f"{row.optimum.loss.value:.3f}" if row.optimum else "diverges" for row in (base, deep)),
         str(len(base.curve.seeds)),
     )
@@ -83,21 +82,6 @@ def _regret(deep: Row, variant: Variant) -> str:
     ends = deep.regret.interval
     interval = "" if ends is None else f" ({max(ends[0], 0) / learned:.3f} to {ends[1] / learned:.3f})"
     return f"{deep.regret.value / learned:.3f}{interval}"
-
-
-def _edges(base: Row, deep: Row) -> tuple[str, str]:
-    """The edge at the base, in octaves, and how far it moves; where no run diverges there is none."""
-    first, last = edge(base), edge(deep)
-    moved = f"{last - first:+.1f}" if math.isfinite(first) and math.isfinite(last) else "unknown"
-    return (f"{first:.1f}" if math.isfinite(first) else "above", moved)
-
-
-def edge(row: Row) -> float:
-    """The log2 of the highest rate up to which no seed diverges; infinite if none does, minus if at all rates."""
-    stable = np.flatnonzero(np.cumsum(row.curve.diverged) == 0)
-    if len(stable) == len(row.curve.x):
-        return math.inf
-    return math.log2(row.curve.x[stable[-1]]) if len(stable) else -math.inf
 
 
 def role_rows(records: pathlib.Path) -> list[tuple[str, ...]]:

@@ -14,7 +14,6 @@ from depthmup_flax.storage.sweep_records import LEARNING_RATE
 from depthmup_flax.trainer.engine.from_config import build
 from reproduction.drift.benchmark import AT_ZERO
 from reproduction.drift.cells import EIGHTH, small_readout
-from reproduction.drift.over_depth_table import edge
 from reproduction.drift.table import Result, costs_of, drifts_less
 from reproduction.rules.version2.tasks import TASKS
 
@@ -77,20 +76,6 @@ def test_a_start_costs_where_its_lowest_loss_is_higher_by_more_than_a_hundredth(
     assert (size, share, half) == ((128, 4), pytest.approx(0.03, rel=0.05), pytest.approx(0, abs=1e-6))
     assert costs_of(planted(shift=0, lowest=1.4), planted(shift=0, lowest=1.405)) == []
     assert costs_of(planted(shift=0, lowest=1.43), planted(shift=0, lowest=1.4)) == []
-
-
-def test_the_edge_is_the_highest_rate_up_to_which_no_seed_diverges():
-    def loss(point):
-        rate = np.log2(point[LEARNING_RATE])
-        diverges = (rate == -6 and point["seed"] == 1) or rate == -4
-        return None if diverges else 1.5 + 0.05 * (rate + 7) ** 2 + 0.001 * point["seed"]
-
-    axes = {"model.width": (32, 128), LEARNING_RATE: [2.0**k for k in range(-10, -3)], "seed": (0, 1, 2)}
-    model = {"width": 32, "depth": 4, "base_width": 32, "base_depth": 4}
-    sweep = sweep_of(loss, axes, model=model, x=LEARNING_RATE)
-    (variant,) = analyze(dataclasses.replace(sweep.info, chance=2.5), sweep.records).variants
-    assert edge(variant.base) == -7
-    assert edge(planted(shift=0, lowest=1.5).base) == np.inf
 
 
 @pytest.mark.parametrize("name", TASKS)
