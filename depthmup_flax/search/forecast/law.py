@@ -79,7 +79,7 @@ class Forecast:
     most: float  # the loss that one run in twenty exceeds: above it, a run is worse than it should be
     power: float  # the probability that a run that gains nothing over the best rung exceeds ``most``
     fits: tuple[Fit, ...]  # by the law that forecasts, and by others for comparison
-    seed_spread: float  # relative standard deviation over seeds; 0 for one seed
+    seed_spread: float  # relative standard deviation over seeds, of the costly half of rungs; 0 for one seed
 
 
 def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = None) -> Forecast:
@@ -95,9 +95,7 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
         with what earlier targets gained (`_gain`), by inverse variances; ``None``: the law's alone.
     """
     rungs = _of_own_steps(rungs, target)
-    logs = np.log([rung.losses for rung in rungs])
-    seeds = logs.shape[1]
-    spread = float(np.sqrt(logs.var(1, ddof=1).mean())) if seeds > 1 else 0.0
+    seeds, spread = len(rungs[0].losses), seed_spread(rungs)
     sizes = _varying((PARAMETERS, STEPS), rungs)
     laws = [_with_depth(sizes, rungs), sizes]  # the first one forecasts
     if len(sizes) > 1:
@@ -117,6 +115,16 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
     most = float(np.exp(normal.ppf(1 - _FALSE_ALARMS)))
     power = float(stats.norm.sf(math.log(most / best) / max(seed_noise, 1e-12)))
     return Forecast(middle, (low, high), most, power, fits, spread)
+
+
+def seed_spread(rungs: Sequence[Rung]) -> float:
+    """Standard deviation of log losses over seeds, of the costly half of rungs; 0 for one seed.
+
+    Small networks may differ several times as much as those that are more like the target, or less.
+    """
+    costly = sorted(rungs, key=_cost)[len(rungs) // 2 :]
+    logs = np.log([rung.losses for rung in costly])  # [rungs, seeds]
+    return float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
 
 
 def _gain(rungs: Sequence[Rung], target: Rung, seed_noise: float) -> tuple[float, float]:
