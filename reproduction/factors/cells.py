@@ -19,7 +19,12 @@ from depthmup_flax.search.sweep.grid import powers_of_two, sweep_config
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, TEST, TRAIN, Record, read_sweep
 
 WIDTH, DEPTH, TIMES, SEEDS, STEPS = 32, 4, 4, 5, 600
-SIZES = ((WIDTH, DEPTH), (WIDTH, DEPTH * TIMES), (WIDTH * TIMES, DEPTH), (WIDTH * TIMES, DEPTH * TIMES))
+# In the order in which they are run.
+SIZES = {
+    "deep": (WIDTH, DEPTH * TIMES),
+    "wide": (WIDTH * TIMES, DEPTH),
+    "both": (WIDTH * TIMES, DEPTH * TIMES),
+}
 # Marin's fit of AdamH's rate, width^-.37 where depth grows along, over ours, m^-1/2 r^-1/2, at both times four.
 MARIN = TIMES**0.63
 # The rule's base is half as wide, so that matrices of branches have a width ratio other than 1 at every size, by a
@@ -74,17 +79,19 @@ class Cell:
             grid[DECAY] = _DECAYS
         return self._sweep(self.base(), {"base": grid})
 
-    def carrying(self, tuned: Mapping[str, float]) -> ConfigDict:
-        """The sweep over factors at every size, with the best numbers of `tuning`."""
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Where factors vary: decay over depth is in question, AdamH's rate over both."""
+        return {name: size for name, size in SIZES.items() if self.varied == "rate" or size[1] > DEPTH}
+
+    def carrying(self, tuned: Mapping[str, float], size: tuple[int, int]) -> ConfigDict:
+        """The sweep over factors at a size, with the best numbers of `tuning`."""
         base = self.base()
         for path, value in tuned.items():
             section, field = path.split(".")
             base[section][field] = value
-        grids = {}
-        for width, depth in SIZES:
-            sizes = {"model.width": (width,), "model.depth": (depth,)}
-            grids[f"{width} x {depth}"] = {**sizes, **self._axis(width), SEED: tuple(range(SEEDS))}
-        return self._sweep(base, grids)
+        sizes = {"model.width": (size[0],), "model.depth": (size[1],)}
+        return self._sweep(base, {"factors": {**sizes, **self._axis(size[0]), SEED: tuple(range(SEEDS))}})
 
     def _axis(self, width: int) -> dict[str, Sequence[float]]:
         if self.varied == "rate":
@@ -103,14 +110,26 @@ class Cell:
         value = record.test_loss if self.objective == TEST else record.train_loss_avg
         return math.inf if value is None or record.diverged_at_step is not None else value
 
+    def lowest(self, directory: pathlib.Path) -> float:
+        """The lowest mean loss over seeds of `tuning`."""
+        return min(float(np.mean(losses)) for losses in self._tuned(directory).values())
+
     def best(self, directory: pathlib.Path) -> dict[str, float]:
         """The tuned numbers: those with the lowest mean loss over seeds."""
-        paths = (LEARNING_RATE, DECAY) if self.varied == "decay" else (LEARNING_RATE,)
+        losses = self._tuned(directory)
+        lowest = min(losses, key=lambda values: np.mean(losses[values]))
+        return dict(zip(self._paths, lowest, strict=True))
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (LEARNING_RATE, DECAY) if self.varied == "decay" else (LEARNING_RATE,)
+
+    def _tuned(self, directory: pathlib.Path) -> dict[tuple[float, ...], list[float]]:
         losses: dict[tuple[float, ...], list[float]] = {}
         for record in read_sweep([directory]).records:
-            losses.setdefault(tuple(float(record.point[path]) for path in paths), []).append(self.loss(record))
-        lowest = min(losses, key=lambda values: np.mean(losses[values]))
-        return dict(zip(paths, lowest, strict=True))
+            values = tuple(float(record.point[path]) for path in self._paths)
+            losses.setdefault(values, []).append(self.loss(record))
+        return losses
 
     def _sweep(self, base: ConfigDict, grids: Mapping[str, Mapping[str, Sequence[Any]]]) -> ConfigDict:
         title = f"{self.network}, factors of the branches' {self.varied}"

@@ -12,7 +12,7 @@ import scipy.special
 
 from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.table import Table
-from reproduction.factors.cells import CELLS, DEPTH, MARIN, SIZES, WIDTH, Cell
+from reproduction.factors.cells import CELLS, DEPTH, MARIN, SEEDS, WIDTH, Cell
 
 _CHANCE = math.log(10)
 HEADER = ("network", "size", "best factor, log2", "rule", "factor", "cost (95 %)", "n")
@@ -72,20 +72,18 @@ def rules(cell: Cell, size: tuple[int, int]) -> Mapping[str, float]:
 
 
 def read(records: pathlib.Path, cell: Cell) -> dict[tuple[int, int], Curve]:
-    """The curves of a cell; none if it was not run."""
-    if not (records / cell.name / "sizes" / "sweep.json").exists():
-        return {}
-    losses: dict[tuple[int, int], dict[tuple[float, int], float]] = {}
-    for record in read_sweep([records / cell.name / "sizes"]).records:
-        known = losses.setdefault((record.width, record.depth), {})
-        known[_nearest(cell, cell.factor(record)), record.seed] = cell.loss(record)
-    seeds = sorted({seed for known in losses.values() for _, seed in known})
-    arrays = {
-        size: np.array([[known[factor, seed] for factor in cell.factors] for seed in seeds])
-        for size, known in losses.items()
-    }
-    learned = _CHANCE - arrays[WIDTH, DEPTH].mean(0).min()
-    return {size: Curve(cell.factors, arrays[size] / learned) for size in SIZES}
+    """The curves of a cell, of the sizes that were run."""
+    found = {}
+    for part, size in cell.sizes.items():
+        if not (records / cell.name / part / "sweep.json").exists():
+            continue
+        known = {}
+        for record in read_sweep([records / cell.name / part]).records:
+            known[_nearest(cell, cell.factor(record)), record.seed] = cell.loss(record)
+        losses = [[known[factor, seed] for factor in cell.factors] for seed in range(SEEDS)]
+        learned = _CHANCE - cell.lowest(records / cell.name / "base")
+        found[size] = Curve(cell.factors, np.array(losses) / learned)
+    return found
 
 
 def _nearest(cell: Cell, factor: float) -> float:
