@@ -25,6 +25,7 @@ _RUNGS, _SIZES = 6, 3
 _EXAMPLES, _PARAMETERS = 1e6, 1e3
 # Billions of tokens of ``gemstones`` that count as runs of that length: it has a constant rate.
 GEMSTONE_LENGTHS = (10, 20, 40, 60, 80, 100)
+_CHANCE = math.log(50_000)  # of language models, about; no target has rungs near it
 _GEMSTONE_SHARE = 0.103  # of which 205 shapes of 101 and 1,014 million parameters just exceed a tenth
 
 Split = Callable[[Run], str]
@@ -64,6 +65,7 @@ HALVES: Mapping[str, Split] = {
     "marin_isoflops": lambda run: "open" if run.width <= 1024 else "closed",
     "open_clip": lambda run: "open" if run.width <= 768 else "closed",
     "gemstones": lambda run: "open",
+    "isoflops": lambda run: "closed",
 }
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "E + A parameters^-a": (PARAMETERS,),
@@ -91,13 +93,13 @@ def targets(runs: Iterable[Run]) -> list[Target]:
     for series in grouped(runs, "series").values():
         for target in series:
             rungs = tuple(other for other in series if _is_rung(other, target))
-            if len(rungs) >= _RUNGS and len({(r.width, r.depth) for r in rungs}) >= _SIZES:
+            if len(rungs) >= _RUNGS and len({r.parameters for r in rungs}) >= _SIZES:
                 found.append(Target(target, HALVES[target.source](target), rungs))
     return found
 
 
 def _is_rung(other: Run, target: Run) -> bool:
-    no_larger = all(getattr(other, axis) <= getattr(target, axis) for axis in ("width", "depth"))
+    no_larger = all(getattr(other, axis) <= getattr(target, axis) for axis in ("width", "depth", "parameters"))
     return no_larger and other.cost <= SHARE * target.cost and other.tokens <= 1.0001 * target.tokens
 
 
@@ -118,7 +120,7 @@ def outcome(target: Target) -> Outcome:
     """The package's forecast and those of `OTHERS`."""
     run, rungs = target.run, [rung(other) for other in target.rungs]
     aim = dataclasses.replace(rung(run), losses=())
-    forecast = forecast_loss(rungs, aim)
+    forecast = forecast_loss(rungs, aim, _CHANCE, text=True)
     low, high = forecast.interval
     return Outcome(
         source=run.source,

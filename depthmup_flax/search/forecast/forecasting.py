@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import to_json
 from depthmup_flax.config.rescaling import rescale_target
-from depthmup_flax.data import LoadOnce, stored_dataset
+from depthmup_flax.data import LoadOnce, TextDataset, stored_dataset
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
@@ -247,12 +247,13 @@ def forecast(
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs)
     chance = sweep_records.read_info(directory).chance
+    is_text = built.dataset.input_kind == TextDataset.input_kind
     result = TargetForecast(
         objective=loss,
         batch_size=batch_size,
         target=target,
         rungs=ladder,
-        **vars(forecast_loss(ladder, target, chance)),
+        **vars(forecast_loss(ladder, target, chance, text=is_text)),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
         chance=chance,
