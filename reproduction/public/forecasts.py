@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+from scipy import optimize
 
-from depthmup_flax.search.forecast.law import COST, DEPTH, PARAMETERS, STEPS, WIDTH, Rung, fit, forecast_loss
+from depthmup_flax.search.forecast.law import COST, DEPTH, PARAMETERS, STEPS, WIDTH, Rung, forecast_loss, losses_by_law
 from reproduction.public import sources
 from reproduction.public.sources import Run, grouped
 
+_NORMAL = 1.96
 SHARE = 0.1  # of the target's cost, that a rung may have
 _RUNGS, _SIZES = 6, 3
 # Units of steps and parameters of a `Rung`, which are whole numbers.
@@ -36,7 +38,7 @@ class Target:
     """A run to forecast, with its ladder."""
 
     run: Run
-    half: str  # open or closed
+    half: str  # open, closed, or fresh: of the second try
     rungs: tuple[Run, ...]
 
 
@@ -57,6 +59,7 @@ class Outcome:
     error: float
     half_width: float  # of the 95 % interval, of the logarithm
     inside: bool
+    law_half_width: float  # of the law alone
     others: Mapping[str, float]  # law -> error
 
 
@@ -65,8 +68,9 @@ HALVES: Mapping[str, Split] = {
     "marin_isoflops": lambda run: "open" if run.width <= 1024 else "closed",
     "open_clip": lambda run: "open" if run.width <= 768 else "closed",
     "gemstones": lambda run: "open",
-    "isoflops": lambda run: "closed",
+    "isoflops": lambda run: "fresh",
 }
+LAW, GAIN, TENTHS = "the law alone", "best rung (cost ratio)^-.055", "the law with exponents of .3"
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "E + A parameters^-a": (PARAMETERS,),
     "E + A cost^-a": (COST,),
@@ -136,8 +140,30 @@ def outcome(target: Target) -> Outcome:
         error=math.log(run.loss / forecast.loss),
         half_width=math.log(high / low) / 2,
         inside=low <= run.loss <= high,
-        others={name: math.log(run.loss / fit(axes, rungs, aim, 0.0).loss) for name, axes in OTHERS.items()},
+        law_half_width=_NORMAL * forecast.fits[0].deviation,
+        others=_others(target, rungs, aim, forecast.fits[0].loss),
     )
+
+
+def _others(target: Target, rungs: Sequence[Rung], aim: Rung, by_law: float) -> dict[str, float]:
+    """The errors of other laws."""
+    best = min(target.rungs, key=_loss)
+    found = {LAW: by_law, GAIN: best.loss * (target.run.cost / best.cost) ** -0.055, TENTHS: _of_tenths(rungs, aim)}
+    found |= {name: losses_by_law(axes, rungs, [aim])[1][0] for name, axes in OTHERS.items()}
+    return {name: math.log(target.run.loss / loss) for name, loss in found.items()}
+
+
+def _loss(run: Run) -> float:
+    return run.loss
+
+
+def _of_tenths(rungs: Sequence[Rung], aim: Rung) -> float:
+    """E + A parameters^-.3 + B steps^-.3, least squares of relative errors."""
+    sizes = np.array([(one.parameters, one.steps) for one in (*rungs, aim)], float)
+    terms = np.column_stack([np.ones(len(sizes)), (sizes / sizes.max(0)) ** -0.3])
+    losses = np.array([one.losses[0] for one in rungs])
+    coefficients, _ = optimize.nnls(terms[:-1] / losses[:, None], np.ones(len(rungs)))
+    return float(terms[-1] @ coefficients)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,18 +176,23 @@ class Score:
     mean: float
     inside: float  # share; nan for laws whose interval is not computed
     half_width: float  # median
+    interval: float  # mean interval score of the logarithm (Gneiting and Raftery, 2007, eq. 43); smaller is better
 
 
 def score(outcomes: Sequence[Outcome], law: str = "") -> Score:
     """Of the package's law, or of one of `OTHERS`."""
     errors = np.array([one.others[law] if law else one.error for one in outcomes])
+    half = np.array([one.law_half_width if law else one.half_width for one in outcomes])
+    outside = np.maximum(0, abs(errors) - half)
+    known = law in ("", LAW)
     return Score(
         targets=len(outcomes),
         median=float(np.median(np.abs(errors))),
         rms=float(np.sqrt(np.mean(errors**2))),
         mean=float(errors.mean()),
-        inside=math.nan if law else float(np.mean([one.inside for one in outcomes])),
-        half_width=math.nan if law else float(np.median([one.half_width for one in outcomes])),
+        inside=float(np.mean(outside == 0)) if known else math.nan,
+        half_width=float(np.median(half)) if known else math.nan,
+        interval=float(np.mean(2 * half + 40 * outside)) if known else math.nan,
     )
 
 
@@ -188,6 +219,7 @@ def read(path: pathlib.Path) -> list[Outcome]:
     kinds: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": "True".__eq__}
     found = []
     for row in csv.DictReader(io.StringIO(path.read_text())):
+        row = {"law_half_width": "nan", **row}  # the first tables lack it
         own = {name: kinds[str(kind)](row[name]) for name, kind in fields.items()}
         others = {name.partition(", ")[2]: float(x) for name, x in row.items() if name.startswith("error, ")}
         found.append(Outcome(**own, others=others))
@@ -201,7 +233,7 @@ def main() -> None:
         raise SystemExit(f"set {sources.VARIABLE} to the directory of the published files (README.md)")
     chosen = [
         target
-        for name in ("open_lm", "marin_isoflops", "open_clip")
+        for name in ("open_lm", "marin_isoflops", "isoflops", "open_clip")
         for target in targets(sources.READERS[name](directory))
     ]
     chosen += gemstone_targets(sources.gemstones(directory))

@@ -234,10 +234,13 @@ def marin_isoflops(directory: pathlib.Path) -> list[Run]:
     return runs
 
 
+ISOFLOPS = ("llama_3", "misfitting", "ml_scalefit")
+
+
 def isoflops(directory: pathlib.Path) -> list[Run]:
     """Runs of equal compute that others collected or read off figures, without shapes; the series is their source."""
     runs = []
-    for series in ("llama_3", "misfitting", "ml_scalefit"):
+    for series in ISOFLOPS:
         for row in _rows(directory / f"isoflops/{series}.csv"):
             if row["condition"] != "exp_loss":  # Llama 3's, a second reading of the same figure
                 numbers = {"tokens": float(row["tokens"]), "loss": float(row["loss"])}

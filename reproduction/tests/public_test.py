@@ -196,8 +196,9 @@ def test_the_committed_forecasts_are_of_the_sources_and_halves_that_were_registe
 
 def test_the_pages_forecast_tables_are_what_the_committed_forecasts_give():
     text = page.PAGE.read_text()
-    for name, path in (("registered forecasts", forecasts.REGISTERED), ("forecasts", forecasts.FINAL)):
-        rows = page.table(page.forecast_rows(forecasts.read(path)))
+    registered = ("registered forecasts", forecasts.REGISTERED, ("", *forecasts.OTHERS))
+    for name, path, laws in (registered, ("forecasts", forecasts.FINAL, page.SHOWN)):
+        rows = page.table(page.forecast_rows(forecasts.read(path), laws))
         assert page.part(text, name, rows) == text
 
 

@@ -178,13 +178,14 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
     References:
       Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
-    law, (loss,) = _fitted(axes, rungs, [target])
+    law, (loss,) = losses_by_law(axes, rungs, [target])
     ratios = []
     for i, rung in enumerate(rungs):
-        before, after, mean = rungs[:i], rungs[i + 1 :], float(np.mean(rung.losses))
-        higher = dataclasses.replace(rung, losses=(mean * math.exp(seed_spread / math.sqrt(len(rung.losses))),))
-        _, (moved,) = _fitted(axes, [*before, higher, *after], [target])  # by a standard error
-        _, (own, without) = _fitted(axes, [*before, *after], [rung, target])
+        before, after, mean = rungs[:i], rungs[i + 1 :], _loss(rung)
+        standard_error = seed_spread / math.sqrt(len(rung.losses))
+        higher = dataclasses.replace(rung, losses=(mean * math.exp(standard_error),))
+        moved = losses_by_law(axes, [*before, higher, *after], [target])[1][0] if standard_error else loss
+        _, (own, without) = losses_by_law(axes, [*before, *after], [rung, target])
         ratios.append((moved / loss, without / loss, mean / own))
     by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
     left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
@@ -208,8 +209,8 @@ def error_beyond(axes: Sequence[str], rungs: Sequence[Rung], target: Rung) -> fl
     varied = _varying(axes, cheap)
     if not costly or not varied:
         return 0.0
-    _, forecasts = _fitted(varied, cheap, costly)
-    losses = [np.mean(rung.losses) for rung in costly]
+    _, forecasts = losses_by_law(varied, cheap, costly)
+    losses = [_loss(rung) for rung in costly]
     return float(np.sqrt(np.mean(np.log(np.divide(losses, forecasts)) ** 2)))
 
 
@@ -221,9 +222,9 @@ def _loss(rung: Rung) -> float:
     return float(np.mean(rung.losses))
 
 
-def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
+def losses_by_law(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
     """The formula of the law of the mean losses of ``rungs``, and the losses of ``others`` by it."""
-    losses = np.array([np.mean(rung.losses) for rung in rungs])
+    losses = np.array([_loss(rung) for rung in rungs])
     units = [max(getattr(rung, axis) for rung in rungs) for axis in axes]
     sizes = np.array([[getattr(rung, axis) for axis in axes] for rung in (*rungs, *others)]) / units  # [rungs, axes]
 

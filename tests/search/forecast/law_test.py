@@ -6,7 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from depthmup_flax.search.forecast.law import LONGER_ERROR, PARAMETERS, Rung, error_beyond, fit, forecast_loss
+from depthmup_flax.search.forecast.law import (
+    LONGER_ERROR,
+    PARAMETERS,
+    Rung,
+    error_beyond,
+    fit,
+    forecast_loss,
+    seed_spread,
+)
 
 
 def rung(width, depth, steps=100):
@@ -120,6 +128,24 @@ def test_what_earlier_targets_gained_narrows_a_forecast_where_rungs_have_more_th
     assert width(averaged) < width(alone) / 2
     gained = best * (LONG.parameters / LENGTHS[-1].parameters) ** -0.0145 * 4**-0.115
     assert min(alone.loss, gained) < averaged.loss < max(alone.loss, gained)
+
+
+def test_a_language_model_below_half_of_the_loss_of_chance_is_averaged_with_what_published_ones_gained():
+    rungs = measured(LENGTHS, BY_BOTH, 0.01)
+    best = min(np.mean(one.losses) for one in rungs)
+    law, text = (forecast_loss(rungs, LONG, 3 * best, text=text) for text in (False, True))
+    assert law == forecast_loss(rungs, LONG)
+    gained = best * (LONG.cost / LENGTHS[-1].cost) ** -0.055
+    assert min(law.loss, gained) < text.loss < max(law.loss, gained)
+    assert forecast_loss(rungs, LONG, 1.9 * best, text=True) == forecast_loss(rungs, LONG, 1.9 * best)
+
+
+def test_the_noise_of_a_run_of_the_target_is_that_of_the_costly_half_of_rungs():
+    by_cost = sorted(LADDER, key=lambda one: one.cost)
+    half = len(by_cost) // 2
+    noisy = [dataclasses.replace(one, losses=(2.0, 2.4)) for one in by_cost[:half]]
+    quiet = [dataclasses.replace(one, losses=(2.0, 2.02)) for one in by_cost[half:]]
+    assert seed_spread([*noisy, *quiet]) == pytest.approx(math.log(1.01) / math.sqrt(2))
 
 
 POWERS = {
