@@ -16,7 +16,17 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from scipy import optimize
 
-from depthmup_flax.search.forecast.law import COST, DEPTH, PARAMETERS, STEPS, WIDTH, Rung, forecast_loss, losses_by_law
+from depthmup_flax.search.forecast.law import (
+    COST,
+    DEPTH,
+    PARAMETERS,
+    STEPS,
+    WIDTH,
+    Forecast,
+    Rung,
+    forecast_loss,
+    losses_by_law,
+)
 from reproduction.public import sources
 from reproduction.public.sources import Run, grouped
 
@@ -27,7 +37,6 @@ _RUNGS, _SIZES = 6, 3
 _EXAMPLES, _PARAMETERS = 1e6, 1e3
 # Billions of tokens of ``gemstones`` that count as runs of that length: it has a constant rate.
 GEMSTONE_LENGTHS = (10, 20, 40, 60, 80, 100)
-_CHANCE = math.log(50_000)  # of language models, about; no target has rungs near it
 _GEMSTONE_SHARE = 0.103  # of which 205 shapes of 101 and 1,014 million parameters just exceed a tenth
 
 Split = Callable[[Run], str]
@@ -59,7 +68,7 @@ class Outcome:
     error: float
     half_width: float  # of the 95 % interval, of the logarithm
     inside: bool
-    law_half_width: float  # of the law alone
+    averaged_half_width: float  # of `AVERAGED`
     others: Mapping[str, float]  # law -> error
 
 
@@ -70,7 +79,10 @@ HALVES: Mapping[str, Split] = {
     "gemstones": lambda run: "open",
     "isoflops": lambda run: "fresh",
 }
-LAW, GAIN, TENTHS = "the law alone", "best rung (cost ratio)^-.055", "the law with exponents of .3"
+# Of the second try: what the open targets gained over their best rung, per logarithm of parameters and of tokens.
+_GAIN, _GAIN_DEVIATION = 0.055, 0.018
+AVERAGED = "averaged with the gain of the best rung"
+GAIN, TENTHS = f"best rung (cost ratio)^-{_GAIN}", "exponents of .3"
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "E + A parameters^-a": (PARAMETERS,),
     "E + A cost^-a": (COST,),
@@ -124,8 +136,10 @@ def outcome(target: Target) -> Outcome:
     """The package's forecast and those of `OTHERS`."""
     run, rungs = target.run, [rung(other) for other in target.rungs]
     aim = dataclasses.replace(rung(run), losses=())
-    forecast = forecast_loss(rungs, aim, _CHANCE, text=True)
+    forecast = forecast_loss(rungs, aim)
     low, high = forecast.interval
+    averaged, averaged_half_width = _averaged(target, forecast)
+    others = _others(target, rungs, aim)
     return Outcome(
         source=run.source,
         series=run.series,
@@ -140,17 +154,28 @@ def outcome(target: Target) -> Outcome:
         error=math.log(run.loss / forecast.loss),
         half_width=math.log(high / low) / 2,
         inside=low <= run.loss <= high,
-        law_half_width=_NORMAL * forecast.fits[0].deviation,
-        others=_others(target, rungs, aim, forecast.fits[0].loss),
+        averaged_half_width=averaged_half_width,
+        others={name: math.log(run.loss / loss) for name, loss in {AVERAGED: averaged, **others}.items()},
     )
 
 
-def _others(target: Target, rungs: Sequence[Rung], aim: Rung, by_law: float) -> dict[str, float]:
-    """The errors of other laws."""
+def _averaged(target: Target, law: Forecast) -> tuple[float, float]:
+    """The law's loss, averaged with the best rung's less the gain by inverse variances; half of the interval."""
     best = min(target.rungs, key=_loss)
-    found = {LAW: by_law, GAIN: best.loss * (target.run.cost / best.cost) ** -0.055, TENTHS: _of_tenths(rungs, aim)}
-    found |= {name: losses_by_law(axes, rungs, [aim])[1][0] for name, axes in OTHERS.items()}
-    return {name: math.log(target.run.loss / loss) for name, loss in found.items()}
+    ratios = [target.run.parameters / best.parameters, target.run.tokens / best.tokens]
+    logs = [math.log(max(1.0, ratio)) for ratio in ratios]
+    low, high = law.interval
+    estimates = math.log(law.loss), math.log(best.loss) - _GAIN * sum(logs)
+    variances = (math.log(high / low) / 2 / _NORMAL) ** 2, (_GAIN_DEVIATION * math.hypot(*logs)) ** 2
+    mean = float(np.average(estimates, weights=np.divide(1, variances)))
+    return math.exp(mean), _NORMAL / math.sqrt(sum(1 / variance for variance in variances))
+
+
+def _others(target: Target, rungs: Sequence[Rung], aim: Rung) -> dict[str, float]:
+    """The losses by other laws."""
+    best = min(target.rungs, key=_loss)
+    found = {GAIN: best.loss * (target.run.cost / best.cost) ** -_GAIN, TENTHS: _of_tenths(rungs, aim)}
+    return found | {name: losses_by_law(axes, rungs, [aim])[1][0] for name, axes in OTHERS.items()}
 
 
 def _loss(run: Run) -> float:
@@ -182,9 +207,9 @@ class Score:
 def score(outcomes: Sequence[Outcome], law: str = "") -> Score:
     """Of the package's law, or of one of `OTHERS`."""
     errors = np.array([one.others[law] if law else one.error for one in outcomes])
-    half = np.array([one.law_half_width if law else one.half_width for one in outcomes])
+    half = np.array([one.averaged_half_width if law else one.half_width for one in outcomes])
     outside = np.maximum(0, abs(errors) - half)
-    known = law in ("", LAW)
+    known = law in ("", AVERAGED)
     return Score(
         targets=len(outcomes),
         median=float(np.median(np.abs(errors))),
@@ -219,7 +244,7 @@ def read(path: pathlib.Path) -> list[Outcome]:
     kinds: Mapping[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": "True".__eq__}
     found = []
     for row in csv.DictReader(io.StringIO(path.read_text())):
-        row = {"law_half_width": "nan", **row}  # the first tables lack it
+        row = {"averaged_half_width": "nan", **row}  # the first tables lack it
         own = {name: kinds[str(kind)](row[name]) for name, kind in fields.items()}
         others = {name.partition(", ")[2]: float(x) for name, x in row.items() if name.startswith("error, ")}
         found.append(Outcome(**own, others=others))

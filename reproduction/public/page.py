@@ -193,7 +193,7 @@ def _rule_of(pair: rates.Pair) -> rates.Factor:
     return rates.power(width, -0.5)
 
 
-SHOWN = ("", forecasts.LAW, forecasts.GAIN, forecasts.TENTHS)  # of today's forecasts
+SHOWN = ("", forecasts.AVERAGED, forecasts.GAIN, forecasts.TENTHS)  # of today's forecasts
 
 
 def forecast_rows(outcomes: Sequence[forecasts.Outcome], laws: Sequence[str]) -> list[Row]:

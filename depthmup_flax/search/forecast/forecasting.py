@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import to_json
 from depthmup_flax.config.rescaling import rescale_target
-from depthmup_flax.data import LoadOnce, TextDataset, stored_dataset
+from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
 from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
@@ -60,7 +60,7 @@ class TargetForecast(Forecast):
         cost_ratio = target.cost / largest.cost
         shown = lambda r: (r.width, r.depth, f"{r.steps:,}", f"{r.parameters:,}", np.mean(r.losses), len(r.losses))
         laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
-        seeds = f"seeds differ by {self.seed_spread:.1%}"
+        seeds = f"seeds differ by {self.seed_spread:.1%} in the costly half of rungs"
         if len(self.rungs[0].losses) == 1:
             seeds = "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
         factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}
@@ -247,13 +247,12 @@ def forecast(
     records = sweep(grid, directory, lanes=lanes, load=load, kind=workdirs.FORECAST)
     ladder = tuple(with_losses(rung, records, loss) for rung in rungs)
     chance = sweep_records.read_info(directory).chance
-    is_text = built.dataset.input_kind == TextDataset.input_kind
     result = TargetForecast(
         objective=loss,
         batch_size=batch_size,
         target=target,
         rungs=ladder,
-        **vars(forecast_loss(ladder, target, chance, text=is_text)),
+        **vars(forecast_loss(ladder, target, chance)),
         config=config_json(at(target)),
         data=stored_dataset.to_json(built.dataset),
         chance=chance,

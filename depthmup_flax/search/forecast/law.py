@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import optimize, stats
@@ -28,10 +28,9 @@ _LEVEL = 0.95
 LONGER_ERROR = 0.125
 _LENGTHS = 5
 # What earlier targets gained over their best rung, as powers of their parameters and steps over that rung's, and the
-# standard deviations of these exponents over ladders. Of 37 checked ones, fitted afterwards; their rungs had more than
-# half of the loss of chance. And of 207 published language models, whose rungs had less (reproduction/public).
+# standard deviations of these exponents over ladders. Fitted afterwards to 37 checked ones; rungs had more than half of
+# the loss of chance.
 _GAIN = {PARAMETERS: (0.0145, 0.005), STEPS: (0.115, 0.022)}
-_LANGUAGE_GAIN = {PARAMETERS: (0.055, 0.018), STEPS: (0.055, 0.018)}
 _OF_CHANCE = 0.5
 _FALSE_ALARMS = 0.05
 # Rungs of the target's own steps that do without the others.
@@ -83,7 +82,7 @@ class Forecast:
     seed_spread: float  # relative standard deviation over seeds, of the costly half of rungs; 0 for one seed
 
 
-def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = None, *, text: bool = False) -> Forecast:
+def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = None) -> Forecast:
     """The loss of one run of ``target``, from a ladder with equally many seeds for each rung.
 
     Six rungs or more with the target's steps are used without the others. Where all have the same steps, the law is
@@ -94,7 +93,6 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
       rungs, target: sizes, with the losses of rungs.
       chance: the loss of the best constant guess. Where rungs have more than half of it, the law's forecast is averaged
         with what earlier targets gained (`_gain`), by inverse variances; ``None``: the law's alone.
-      text: of language models: with less than half of it, averaged with what published ones gained.
     """
     rungs = _of_own_steps(rungs, target)
     seeds, spread = len(rungs[0].losses), seed_spread(rungs)
@@ -109,9 +107,8 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
     best_rung = min(rungs, key=_loss)
     best = _loss(best_rung)
     seed_noise = spread * math.sqrt(1 + 1 / seeds)  # of one run minus the mean of a rung
-    learning = chance is not None and best > _OF_CHANCE * chance
-    if learning or (chance is not None and text):
-        gain, gain_deviation = _gain(_GAIN if learning else _LANGUAGE_GAIN, best_rung, target, seed_noise)
+    if chance is not None and best > _OF_CHANCE * chance:
+        gain, gain_deviation = _gain(best_rung, target, seed_noise)
         log_loss, deviation = _averaged((log_loss, deviation), (math.log(best) - gain, gain_deviation))
         deviation = max(deviation, seed_noise)
     normal = stats.norm(log_loss, max(deviation, 1e-12))
@@ -131,12 +128,10 @@ def seed_spread(rungs: Sequence[Rung]) -> float:
     return float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
 
 
-def _gain(
-    exponents: Mapping[str, tuple[float, float]], best: Rung, target: Rung, seed_noise: float
-) -> tuple[float, float]:
+def _gain(best: Rung, target: Rung, seed_noise: float) -> tuple[float, float]:
     """By how much earlier targets improved on the log loss of their best rung, at this one's size; the deviation."""
     gain, deviation = 0.0, seed_noise
-    for axis, (exponent, error) in exponents.items():
+    for axis, (exponent, error) in _GAIN.items():
         log_ratio = math.log(max(1.0, getattr(target, axis) / getattr(best, axis)))
         gain += exponent * log_ratio
         deviation = math.hypot(deviation, error * log_ratio)

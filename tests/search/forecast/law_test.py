@@ -130,16 +130,6 @@ def test_what_earlier_targets_gained_narrows_a_forecast_where_rungs_have_more_th
     assert min(alone.loss, gained) < averaged.loss < max(alone.loss, gained)
 
 
-def test_a_language_model_below_half_of_the_loss_of_chance_is_averaged_with_what_published_ones_gained():
-    rungs = measured(LENGTHS, BY_BOTH, 0.01)
-    best = min(np.mean(one.losses) for one in rungs)
-    law, text = (forecast_loss(rungs, LONG, 3 * best, text=text) for text in (False, True))
-    assert law == forecast_loss(rungs, LONG)
-    gained = best * (LONG.cost / LENGTHS[-1].cost) ** -0.055
-    assert min(law.loss, gained) < text.loss < max(law.loss, gained)
-    assert forecast_loss(rungs, LONG, 1.9 * best, text=True) == forecast_loss(rungs, LONG, 1.9 * best)
-
-
 def test_the_noise_of_a_run_of_the_target_is_that_of_the_costly_half_of_rungs():
     by_cost = sorted(LADDER, key=lambda one: one.cost)
     half = len(by_cost) // 2
