@@ -105,7 +105,7 @@ def test_a_forecast_of_a_known_law_is_right():
 
 def test_a_table_of_outcomes_is_read_as_it_was_written(tmp_path):
     others = {"E + A parameters^-a": 0.25, "E + A cost^-a": -0.5}
-    one = forecasts.Outcome("a", "b", "open", 8, 2, 1e9, 6, 12.5, 3.0, 2.5, 0.125, 0.25, True, others)
+    one = forecasts.Outcome("a", "b", "open", 8, 2, 1e9, 6, 12.5, 3.0, 2.5, 0.125, 0.25, True, 0.5, others)
     (path := tmp_path / "table.csv").write_text(forecasts.written([one]))
     assert forecasts.read(path) == [one]
 
