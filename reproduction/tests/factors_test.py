@@ -18,7 +18,8 @@ def test_the_exponent_of_the_width_ratio_gives_the_factor_of_decay(size):
 
 
 def test_marins_fit_is_the_rules_factor_times_what_is_said():
-    assert MARIN * 4**-0.5 * 4**-0.5 == pytest.approx(4**-0.37)
+    of_rule = 4**-0.5 * 4**-0.5
+    assert of_rule * MARIN == pytest.approx(4**-0.37)
     assert all(MARIN in cell.factors for cell in CELLS if cell.varied == "rate")
 
 
