@@ -12,7 +12,7 @@ import scipy.special
 
 from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.table import Table
-from reproduction.factors.cells import CELLS, DEPTH, MARIN, SEEDS, WIDTH, Cell
+from reproduction.factors.cells import CELLS, DEPTH, MARIN, SEEDS, SIZES, WIDTH, Cell
 
 _CHANCE = math.log(10)
 HEADER = ("network", "size", "best factor, log2", "rule", "factor", "cost (95 %)", "n")
@@ -45,10 +45,20 @@ class Curve:
 
     def cost(self, factor: float) -> tuple[float, float]:
         """The mean loss of a factor above the best one's of the grid; half of the interval, paired by seeds."""
-        index = int(np.argmin(np.abs(np.log2(self.factors) - math.log2(factor))))
-        differences = self.losses[:, index] - self.losses[:, self.lowest]
-        half = _student(len(differences)) * np.std(differences, ddof=1) / math.sqrt(len(differences))
-        return float(differences.mean()), float(half)
+        differences = self._at(factor) - self.losses[:, self.lowest]
+        return float(differences.mean()), half_width(differences)
+
+    def above_ours(self, factor: float) -> np.ndarray:
+        """The losses of the seeds at a factor above those at 1."""
+        return self._at(factor) - self._at(1.0)
+
+    def _at(self, factor: float) -> np.ndarray:
+        return np.asarray(self.losses[:, np.argmin(np.abs(np.log2(self.factors) - math.log2(factor)))])
+
+
+def half_width(differences: np.ndarray) -> float:
+    """Of Student's 95 % interval of a mean."""
+    return float(_student(len(differences)) * np.std(differences, ddof=1) / math.sqrt(len(differences)))
 
 
 def _student(count: int) -> float:
@@ -104,6 +114,22 @@ def rows(records: pathlib.Path, varied: str) -> list[tuple[str, ...]]:
     return found
 
 
+def decisions(records: pathlib.Path, varied: str) -> list[str]:
+    """What each rule costs more than the package's, the mean over the sizes that decide, paired by seeds."""
+    found = []
+    for cell in CELLS:
+        curves = read(records, cell) if cell.varied == varied else {}
+        for own, names in (("deep", ("r^-1/2", "1/r", "m^-1/2")), ("wide", ("r^-1/2",))):
+            some = [size for size in (SIZES[own], SIZES["both"]) if size in curves and SIZES[own] in curves]
+            for rule, factor in rules(cell, SIZES[own]).items() if some else ():
+                if rule in names:
+                    differences = np.mean([curves[size].above_ours(factor) for size in some], axis=0)
+                    where = " and ".join(f"{width} x {depth}" for width, depth in some)
+                    number = f"{differences.mean():+.4f} ± {half_width(differences):.4f}"
+                    found.append(f"{cell.network}, {rule} minus ours, {where}: {number}")
+    return found
+
+
 def tuned(records: pathlib.Path) -> list[str]:
     """A sentence for each cell with the base's best numbers."""
     return [
@@ -118,4 +144,5 @@ def text(records: pathlib.Path) -> str:
     lines: Sequence[str] = tuned(records)
     for varied in ("decay", "rate"):
         lines = [*lines, "", varied, *Table(HEADER, rows(records, varied), "<<<<>><").lines]
+        lines = [*lines, "", *decisions(records, varied)]
     return "\n".join(lines)

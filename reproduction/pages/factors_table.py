@@ -16,7 +16,9 @@ def renewed(page: str) -> str:
     for varied in ("decay", "rate"):
         rows = [table.HEADER, ("---",) * len(table.HEADER), *table.rows(RECORDS, varied)]
         start, end = f"<!-- {varied}: python -m reproduction.pages.factors_table -->", f"<!-- end of {varied} -->"
-        page = with_part(page, start, end, "\n".join(f"| {' | '.join(row)} |" for row in rows))
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        decisions = [f"* {sentence}" for sentence in table.decisions(RECORDS, varied)]
+        page = with_part(page, start, end, "\n".join([*lines, "", *decisions]))
     return page
 
 

@@ -28,6 +28,7 @@ def test_a_cost_is_above_the_best_factor_and_paired_by_seeds():
     curve = table.Curve(factors, 1 + 0.1 * (np.log2(factors) - 0.3) ** 2 + seeds)
     assert curve.best() == pytest.approx((0.3, 0), abs=1e-6)
     assert curve.cost(1.0) == (0, 0)
+    assert curve.above_ours(2.0) == pytest.approx([0.1 * (0.7**2 - 0.3**2)] * 3)
     assert curve.cost(2.0) == pytest.approx((0.1 * (0.7**2 - 0.3**2), 0), abs=1e-6)
 
 
