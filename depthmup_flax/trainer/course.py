@@ -81,6 +81,8 @@ def _content(source: Source) -> Json:
 
 def save_course(directory: str | os.PathLike[str], opt_state: Any) -> None:
     """Writes ``course.json`` into a directory, for `compare_runs`, from the state of `record_course`'s optimizer."""
+    if isinstance(opt_state, (str, os.PathLike)):
+        raise InputError(f"opt_state is {opt_state!r}: the directory comes first, save_course('runs/base', opt_state).")
     as_path(directory).mkdir(parents=True, exist_ok=True)
     write_atomically(as_path(directory) / FILE, json.dumps(_content(opt_state)) + "\n")
 

@@ -193,10 +193,16 @@ def _rule_of(pair: rates.Pair) -> rates.Factor:
     return rates.power(width, -0.5)
 
 
-def forecast_rows(outcomes: Sequence[forecasts.Outcome]) -> list[Row]:
+SHOWN = ("", forecasts.AVERAGED, forecasts.GAIN, forecasts.TENTHS)  # of today's forecasts
+
+
+def forecast_rows(outcomes: Sequence[forecasts.Outcome], laws: Sequence[str]) -> list[Row]:
     """Question (d)."""
-    rows: list[Row] = [("targets", "law", "n", "median error", "rms", "mean", "inside 95 %", "half-width")]
+    rows: list[Row] = [("targets", "law", "n", "median error", "rms", "mean", "inside 95 %", "half-width", "score")]
+    fresh = [one for one in outcomes if one.half == "fresh"]
     groups = {
+        "fresh, all": fresh,
+        **{f"{series}, fresh": [one for one in fresh if one.series == series] for series in sources.ISOFLOPS},
         "closed, all": [one for one in outcomes if one.half == "closed"],
         **{
             f"{source}, {half}": [one for one in outcomes if (one.source, one.half) == (source, half)]
@@ -206,11 +212,12 @@ def forecast_rows(outcomes: Sequence[forecasts.Outcome]) -> list[Row]:
     }
     percent = lambda value, sign="": "" if math.isnan(value) else f"{value:{sign}.1%}"
     for name, some in groups.items():
-        for law in ("", *forecasts.OTHERS) if some else ():
+        for law in laws if some else ():
             one = forecasts.score(some, law)
             errors = percent(one.median), percent(one.rms), percent(one.mean, "+")
             shown = (law or "**the package's**", str(one.targets), *errors)
-            rows.append((name, *shown, percent(one.inside), percent(one.half_width)))
+            interval = "" if math.isnan(one.interval) else f"{one.interval:.3f}"
+            rows.append((name, *shown, percent(one.inside), percent(one.half_width), interval))
     return rows
 
 
@@ -287,8 +294,8 @@ def main() -> None:
         "own durations": own_duration_rows(),
         "batches": batch_rows(batches),
         "distance": distance_rows(step, marin),
-        "registered forecasts": forecast_rows(forecasts.read(forecasts.REGISTERED)),
-        "forecasts": forecast_rows(forecasts.read(forecasts.FINAL)),
+        "registered forecasts": forecast_rows(forecasts.read(forecasts.REGISTERED), ("", *forecasts.OTHERS)),
+        "forecasts": forecast_rows(forecasts.read(forecasts.FINAL), SHOWN),
         "depth": depth_rows({"`open_lm`, grid": grid, "`gemstones`, 100 B tokens": gems}),
     }
     page = PAGE.read_text()

@@ -234,6 +234,21 @@ def marin_isoflops(directory: pathlib.Path) -> list[Run]:
     return runs
 
 
+ISOFLOPS = ("llama_3", "misfitting", "ml_scalefit")
+
+
+def isoflops(directory: pathlib.Path) -> list[Run]:
+    """Runs of equal compute that others collected or read off figures, without shapes; the series is their source."""
+    runs = []
+    for series in ISOFLOPS:
+        for row in _rows(directory / f"isoflops/{series}.csv"):
+            if row["condition"] != "exp_loss":  # Llama 3's, a second reading of the same figure
+                numbers = {"tokens": float(row["tokens"]), "loss": float(row["loss"])}
+                sizes = {"width": 1, "depth": 1, "parameters": float(row["params"])}
+                runs.append(Run(source="isoflops", series=series, **sizes, **numbers))
+    return runs
+
+
 # Image towers of arch_info.csv: width and depth.
 _TOWERS = {"S": (384, 12), "M": (512, 12), "B": (768, 12), "L": (1024, 24), "H": (1280, 32), "g": (1408, 40)}
 
@@ -269,6 +284,7 @@ READERS: Mapping[str, Callable[[pathlib.Path], list[Run]]] = {
     "step_law_moe": step_law_moe,
     "open_lm": open_lm,
     "marin_isoflops": marin_isoflops,
+    "isoflops": isoflops,
     "open_clip": open_clip,
 }
 

@@ -27,6 +27,7 @@ def test_links_lead_to_files_that_exist(page):
         "course_table",
         "recipe_table",
         "drift_table",
+        "factors_table",
         "ladder_table",
         "by_class_table",
         pytest.param("rule_benchmark_table", marks=pytest.mark.slow),

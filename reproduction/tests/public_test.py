@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+import depthmup_flax as dm
 from reproduction.public import depth, forecasts, page, rates, sources
 from reproduction.public.curves import Curve, curve_of
 from reproduction.public.sources import Run
@@ -104,7 +105,7 @@ def test_a_forecast_of_a_known_law_is_right():
 
 def test_a_table_of_outcomes_is_read_as_it_was_written(tmp_path):
     others = {"E + A parameters^-a": 0.25, "E + A cost^-a": -0.5}
-    one = forecasts.Outcome("a", "b", "open", 8, 2, 1e9, 6, 12.5, 3.0, 2.5, 0.125, 0.25, True, others)
+    one = forecasts.Outcome("a", "b", "open", 8, 2, 1e9, 6, 12.5, 3.0, 2.5, 0.125, 0.25, True, 0.5, others)
     (path := tmp_path / "table.csv").write_text(forecasts.written([one]))
     assert forecasts.read(path) == [one]
 
@@ -196,8 +197,9 @@ def test_the_committed_forecasts_are_of_the_sources_and_halves_that_were_registe
 
 def test_the_pages_forecast_tables_are_what_the_committed_forecasts_give():
     text = page.PAGE.read_text()
-    for name, path in (("registered forecasts", forecasts.REGISTERED), ("forecasts", forecasts.FINAL)):
-        rows = page.table(page.forecast_rows(forecasts.read(path)))
+    registered = ("registered forecasts", forecasts.REGISTERED, ("", *forecasts.OTHERS))
+    for name, path, laws in (registered, ("forecasts", forecasts.FINAL, page.SHOWN)):
+        rows = page.table(page.forecast_rows(forecasts.read(path), laws))
         assert page.part(text, name, rows) == text
 
 
@@ -207,3 +209,36 @@ def test_the_pages_regrets_are_what_the_files_give():
     found = rates.regrets(rates.step_law_pairs(step), {"depth_mup: 1/(m sqrt r)": rates.power(-1, -0.5)})
     (row,) = page.regret_rows(found)[1:]
     assert f"| {' | '.join(row)} |" in page.PAGE.read_text()
+
+
+def costs(name):
+    """A table of the page: the name of a row -> its columns."""
+    start, end = f"<!-- {name}: python -m reproduction.public.page -->", f"<!-- end of {name} -->"
+    text = page.PAGE.read_text()
+    header, _, *rows = [
+        line.strip("| ").split(" | ") for line in text.partition(start)[2].partition(end)[0].split("\n")[2:-2]
+    ]
+    return {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+
+
+def rescaled_rate(weight_decay=0.0, **target):
+    tuned = dm.Hyperparameters(learning_rate=1.0, batch_size=16, steps=100, weight_decay=weight_decay)
+    return dm.rescaled_hyperparameters(
+        tuned, **{"batch_size": 16, "steps": 100, "optimizer": "adamw", **target}
+    ).learning_rate
+
+
+def test_rescaled_hyperparameters_cost_no_more_than_no_change_over_examples_in_any_source_and_family():
+    columns = {0.0: "none", -0.25: "d^-1/4"}
+    decayed = columns[round(math.log2(rescaled_rate(0.1, steps=200)), 6)]
+    assert all(row[decayed] <= row["none"] for row in costs("durations").values())
+    for name, row in costs("own durations").items():
+        chosen = columns[round(math.log2(rescaled_rate(0.1 * ("decay" in name), steps=200)), 6)]
+        assert row[chosen] <= row["none"]
+
+
+def test_rescaled_hyperparameters_cost_less_than_no_change_over_batches_of_up_to_512_sequences():
+    power = round(math.log2(rescaled_rate(0.1, batch_size=32, steps=50)), 6)
+    rows = {name: row for name, row in costs("batches").items() if "512" in name}
+    assert len(rows) == 4
+    assert all(row[f"k^{power:g}"] < row["k^0"] for row in rows.values())

@@ -329,6 +329,8 @@ def test_a_loop_of_plain_nnx_is_compared_by_its_optimizers_states_and_files(tmp_
     assert [one.name for one in smaller.deviations] == ["number/batch_size"]
     with pytest.raises(dm.InputError, match="record_course"):
         dm.save_course(tmp_path, optax.adam(1e-3).init({}))
+    with pytest.raises(dm.InputError, match="opt_state"):  # swapped
+        dm.save_course(optax.adam(1e-3).init({}), tmp_path)
 
 
 def test_recording_changes_no_update_and_the_loss_is_the_mean_since_the_last_recorded_step():

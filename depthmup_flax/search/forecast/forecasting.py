@@ -60,7 +60,7 @@ class TargetForecast(Forecast):
         cost_ratio = target.cost / largest.cost
         shown = lambda r: (r.width, r.depth, f"{r.steps:,}", f"{r.parameters:,}", np.mean(r.losses), len(r.losses))
         laws = [(f"{name} ~ {fit.law}", f"{fit.left_out_error:.1%}", f"{fit.loss:.4g}") for fit in self.fits]
-        seeds = f"seeds differ by {self.seed_spread:.1%}"
+        seeds = f"seeds differ by {self.seed_spread:.1%} in the costly half of rungs"
         if len(self.rungs[0].losses) == 1:
             seeds = "one seed of each rung: how much seeds differ is unknown, and the interval may be too narrow"
         factors = {axis: getattr(target, axis) / max(getattr(rung, axis) for rung in self.rungs) for axis in AXES}

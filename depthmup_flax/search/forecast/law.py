@@ -27,9 +27,9 @@ _LEVEL = 0.95
 # lengths measure it themselves.
 LONGER_ERROR = 0.125
 _LENGTHS = 5
-# What 37 checked targets gained over their best rung, as powers of their parameters and steps over the largest and
-# longest rung's, and the standard deviations of these exponents over ladders. Fitted afterwards to these 37; rungs had
-# more than half of the loss of chance.
+# What earlier targets gained over their best rung, as powers of their parameters and steps over that rung's, and the
+# standard deviations of these exponents over ladders. Fitted afterwards to 37 checked ones; rungs had more than half of
+# the loss of chance.
 _GAIN = {PARAMETERS: (0.0145, 0.005), STEPS: (0.115, 0.022)}
 _OF_CHANCE = 0.5
 _FALSE_ALARMS = 0.05
@@ -79,7 +79,7 @@ class Forecast:
     most: float  # the loss that one run in twenty exceeds: above it, a run is worse than it should be
     power: float  # the probability that a run that gains nothing over the best rung exceeds ``most``
     fits: tuple[Fit, ...]  # by the law that forecasts, and by others for comparison
-    seed_spread: float  # relative standard deviation over seeds; 0 for one seed
+    seed_spread: float  # relative standard deviation over seeds, of the costly half of rungs; 0 for one seed
 
 
 def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = None) -> Forecast:
@@ -95,9 +95,7 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
         with what earlier targets gained (`_gain`), by inverse variances; ``None``: the law's alone.
     """
     rungs = _of_own_steps(rungs, target)
-    logs = np.log([rung.losses for rung in rungs])
-    seeds = logs.shape[1]
-    spread = float(np.sqrt(logs.var(1, ddof=1).mean())) if seeds > 1 else 0.0
+    seeds, spread = len(rungs[0].losses), seed_spread(rungs)
     sizes = _varying((PARAMETERS, STEPS), rungs)
     laws = [_with_depth(sizes, rungs), sizes]  # the first one forecasts
     if len(sizes) > 1:
@@ -106,10 +104,11 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
     lengths = {rung.steps for rung in rungs}
     unmeasured = target.steps > max(lengths) and len(lengths) < _LENGTHS
     deviation, log_loss = math.hypot(fits[0].deviation, LONGER_ERROR * unmeasured), math.log(fits[0].loss)
-    best = min(float(np.mean(rung.losses)) for rung in rungs)
+    best_rung = min(rungs, key=_loss)
+    best = _loss(best_rung)
     seed_noise = spread * math.sqrt(1 + 1 / seeds)  # of one run minus the mean of a rung
     if chance is not None and best > _OF_CHANCE * chance:
-        gain, gain_deviation = _gain(rungs, target, seed_noise)
+        gain, gain_deviation = _gain(best_rung, target, seed_noise)
         log_loss, deviation = _averaged((log_loss, deviation), (math.log(best) - gain, gain_deviation))
         deviation = max(deviation, seed_noise)
     normal = stats.norm(log_loss, max(deviation, 1e-12))
@@ -119,11 +118,21 @@ def forecast_loss(rungs: Sequence[Rung], target: Rung, chance: float | None = No
     return Forecast(middle, (low, high), most, power, fits, spread)
 
 
-def _gain(rungs: Sequence[Rung], target: Rung, seed_noise: float) -> tuple[float, float]:
+def seed_spread(rungs: Sequence[Rung]) -> float:
+    """Standard deviation of log losses over seeds, of the costly half of rungs; 0 for one seed.
+
+    Small networks may differ several times as much as those that are more like the target, or less.
+    """
+    costly = sorted(rungs, key=_cost)[len(rungs) // 2 :]
+    logs = np.log([rung.losses for rung in costly])  # [rungs, seeds]
+    return float(np.sqrt(logs.var(1, ddof=1).mean())) if logs.shape[1] > 1 else 0.0
+
+
+def _gain(best: Rung, target: Rung, seed_noise: float) -> tuple[float, float]:
     """By how much earlier targets improved on the log loss of their best rung, at this one's size; the deviation."""
     gain, deviation = 0.0, seed_noise
     for axis, (exponent, error) in _GAIN.items():
-        log_ratio = math.log(max(1.0, getattr(target, axis) / max(getattr(rung, axis) for rung in rungs)))
+        log_ratio = math.log(max(1.0, getattr(target, axis) / getattr(best, axis)))
         gain += exponent * log_ratio
         deviation = math.hypot(deviation, error * log_ratio)
     return gain, deviation
@@ -164,13 +173,14 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
     References:
       Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
-    law, (loss,) = _fitted(axes, rungs, [target])
+    law, (loss,) = losses_by_law(axes, rungs, [target])
     ratios = []
     for i, rung in enumerate(rungs):
-        before, after, mean = rungs[:i], rungs[i + 1 :], float(np.mean(rung.losses))
-        higher = dataclasses.replace(rung, losses=(mean * math.exp(seed_spread / math.sqrt(len(rung.losses))),))
-        _, (moved,) = _fitted(axes, [*before, higher, *after], [target])  # by a standard error
-        _, (own, without) = _fitted(axes, [*before, *after], [rung, target])
+        before, after, mean = rungs[:i], rungs[i + 1 :], _loss(rung)
+        standard_error = seed_spread / math.sqrt(len(rung.losses))
+        higher = dataclasses.replace(rung, losses=(mean * math.exp(standard_error),))
+        moved = losses_by_law(axes, [*before, higher, *after], [target])[1][0] if standard_error else loss
+        _, (own, without) = losses_by_law(axes, [*before, *after], [rung, target])
         ratios.append((moved / loss, without / loss, mean / own))
     by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
     left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
@@ -194,8 +204,8 @@ def error_beyond(axes: Sequence[str], rungs: Sequence[Rung], target: Rung) -> fl
     varied = _varying(axes, cheap)
     if not costly or not varied:
         return 0.0
-    _, forecasts = _fitted(varied, cheap, costly)
-    losses = [np.mean(rung.losses) for rung in costly]
+    _, forecasts = losses_by_law(varied, cheap, costly)
+    losses = [_loss(rung) for rung in costly]
     return float(np.sqrt(np.mean(np.log(np.divide(losses, forecasts)) ** 2)))
 
 
@@ -203,9 +213,13 @@ def _cost(rung: Rung) -> float:
     return rung.cost
 
 
-def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
+def _loss(rung: Rung) -> float:
+    return float(np.mean(rung.losses))
+
+
+def losses_by_law(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
     """The formula of the law of the mean losses of ``rungs``, and the losses of ``others`` by it."""
-    losses = np.array([np.mean(rung.losses) for rung in rungs])
+    losses = np.array([_loss(rung) for rung in rungs])
     units = [max(getattr(rung, axis) for rung in rungs) for axis in axes]
     sizes = np.array([[getattr(rung, axis) for axis in axes] for rung in (*rungs, *others)]) / units  # [rungs, axes]
 

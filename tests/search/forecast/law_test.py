@@ -6,7 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from depthmup_flax.search.forecast.law import LONGER_ERROR, PARAMETERS, Rung, error_beyond, fit, forecast_loss
+from depthmup_flax.search.forecast.law import (
+    LONGER_ERROR,
+    PARAMETERS,
+    Rung,
+    error_beyond,
+    fit,
+    forecast_loss,
+    seed_spread,
+)
 
 
 def rung(width, depth, steps=100):
@@ -120,6 +128,14 @@ def test_what_earlier_targets_gained_narrows_a_forecast_where_rungs_have_more_th
     assert width(averaged) < width(alone) / 2
     gained = best * (LONG.parameters / LENGTHS[-1].parameters) ** -0.0145 * 4**-0.115
     assert min(alone.loss, gained) < averaged.loss < max(alone.loss, gained)
+
+
+def test_the_noise_of_a_run_of_the_target_is_that_of_the_costly_half_of_rungs():
+    by_cost = sorted(LADDER, key=lambda one: one.cost)
+    half = len(by_cost) // 2
+    noisy = [dataclasses.replace(one, losses=(2.0, 2.4)) for one in by_cost[:half]]
+    quiet = [dataclasses.replace(one, losses=(2.0, 2.02)) for one in by_cost[half:]]
+    assert seed_spread([*noisy, *quiet]) == pytest.approx(math.log(1.01) / math.sqrt(2))
 
 
 POWERS = {
