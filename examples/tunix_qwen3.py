@@ -24,6 +24,16 @@ def batch_of(tokens):
     return {"input_tokens": tokens, "input_mask": mask, "positions": positions, "attention_mask": causal}
 
 
+class Recorded(PeftTrainer):
+    """The trainer, which keeps the losses."""
+
+    losses = ()
+
+    def _buffer_metrics(self, buffer, loss, step, *others, **named):
+        self.losses = (*self.losses, loss)
+        return super()._buffer_metrics(buffer, loss, step, *others, **named)
+
+
 def main(steps=2):
     """Prints the audit, and the losses of some steps."""
     model, base = Qwen3(LARGE, rngs=nnx.Rngs(0)), Qwen3(BASE, rngs=nnx.Rngs(1))
@@ -34,11 +44,10 @@ def main(steps=2):
     print(audit)
     nnx.update(model, dm.rescale_init(nnx.state(model, nnx.Param), nnx.state(base, nnx.Param), audit))
     optimizer = dm.adamw(1e-3, audit, weight_decay=0.1)
-    trainer = PeftTrainer(model, optimizer, TrainingConfig(eval_every_n_steps=steps + 1, max_steps=steps))
+    trainer = Recorded(model, optimizer, TrainingConfig(eval_every_n_steps=steps + 1, max_steps=steps))
     trainer.with_gen_model_input_fn(lambda batch: batch_of(batch.input_tokens))
-    losses = []
     trainer.train([TrainingInput(tokens, jnp.ones_like(tokens))] * steps)
-    print(losses)
+    print([float(loss) for loss in trainer.losses])
 
 
 if __name__ == "__main__":

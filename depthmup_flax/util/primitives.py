@@ -78,7 +78,7 @@ NONLINEAR = BENDS | BENDING_WINDOWS
 PARALLEL = _names("optimization_barrier") | SHARED - _names("mesh_cast pcast pvary reshard")
 # A constant keeps its number; so does each array of equal numbers.
 KEEPS_NUMBER = (SAME_PLACE - _names("carry imag neg optimization_barrier real psum psum2 psum_invariant pmax pmin")) | (
-    MOVES - _names("dynamic_slice pad part scan_in scan_out split stack unstack") | EXTREMES
+    MOVES - _names("dynamic_slice pad part scan_in scan_out stack unstack") | EXTREMES
 )
 # An entry of the result depends on one entry of each operand.
 ENTRYWISE = SAME_PLACE | SUMS | SCALES | RAISED | BENDS | _names("complex select_n")
