@@ -88,6 +88,8 @@ LINEAR = SAME_PLACE | MOVES | JOINS | ORDERS | TAKES | WRITES | EXTREMES | WINDO
 KEEPS_STREAM = SAME_PLACE | MOVES | JOINS | TAKES | WINDOWS
 # The next array of a stream, if a sum of it is not read.
 CARRIES = SAME_PLACE | MOVES | SUMS | SCALES | SUMMED | _names("concatenate scatter-add select_n")
+# The result is a part of the operand.
+PARTS = _names("slice split dynamic_slice unstack part")
 LOOKUPS = TAKES | _names("dynamic_slice")
 UNDERSTOOD = (
     LINEAR | SUMS | SCALES | RAISED | NONLINEAR | LESS | GREATER | OTHERS | RARE | SUMMED | REDUCED | PRODUCTS
