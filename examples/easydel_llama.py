@@ -1,20 +1,17 @@
-"""EasyDeL's trainer and its Llama (NNX), unchanged, with the rule as the optimizer that the trainer is configured with.
+"""EasyDeL's train step and its Llama (NNX), unchanged, with the rule as the optimizer of its state.
 
 pip install . easydel pillow torch && python examples/easydel_llama.py
 """
 
-import tempfile
-
 import easydel
+import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
+from easydel.trainers.trainer._fn import training_step
 from flax import nnx
 
 import depthmup_flax as dm
 
 FIXED = {"vocab_size": 64, "head_dim": 16, "max_position_embeddings": 16, "attn_mechanism": "vanilla"}
-TOKENS = np.random.default_rng(0).integers(0, 64, (8, 16)).astype(np.int32)
 
 
 def llama(width, depth, seed):
@@ -25,27 +22,22 @@ def llama(width, depth, seed):
     return easydel.LlamaForCausalLM(config, dtype=jnp.float32, param_dtype=jnp.float32, rngs=nnx.Rngs(seed))
 
 
-class Trainer(easydel.Trainer):
-    """EasyDeL's, with an optimizer of ours."""
-
-    optimizer: optax.GradientTransformation
-
-    def configure_model(self):
-        configured = super().configure_model()
-        configured.tx = self.optimizer
-        return configured
-
-
 def main(steps=2):
     """Prints the audit, and the losses of some steps."""
     model, base = llama(128, 4, 0), llama(32, 2, 1)
+    tokens = jax.random.randint(jax.random.key(2), (4, 16), 0, FIXED["vocab_size"])
     with model.mesh:
-        audit = dm.audit(model, base, {"input_ids": jnp.asarray(TOKENS[:2])}, output="logits")
-    print(audit)
-    nnx.update(model, dm.rescale_init(nnx.state(model, nnx.Param), nnx.state(base, nnx.Param), audit))
-    Trainer.optimizer = dm.adamw(1e-3, audit, weight_decay=0.1)
-    rows = [{"input_ids": row, "attention_mask": np.ones_like(row)} for row in TOKENS]
-    print(type(model), rows[0].keys())
+        audit = dm.audit(model, base, tokens, output="logits")
+        print(audit)
+        params, base_params = (nnx.state(network, nnx.Param) for network in (model, base))
+        nnx.update(model, dm.rescale_init(params, base_params, audit))
+        state = model.to_state().init_tx(dm.adamw(1e-3, audit, weight_decay=0.1))
+        losses = []
+        for _ in range(steps):
+            batch = {"input_ids": tokens, "attention_mask": jnp.ones_like(tokens)}
+            state, metrics = training_step(state, batch)
+            losses.append(float(metrics.loss))
+    print(losses)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,6 @@ def hand(gpt, letters, width, depth, rate, seed, text):
 def mup_package(gpt, letters, width, depth, rate, seed, text):
     """microsoft/mup: the width alone."""
     import mup  # mup
-    import torch
 
     def build(width, depth):
         model = gpt.GPT(letters, width, depth)
@@ -204,8 +203,16 @@ def lines(arm):
 
 def table(record):
     """Markdown."""
-    names = {"ours": "`dm.param_groups`", "hand": "the rule by hand", "mup": "mup 1.0.0 (width)", "plain": "plain AdamW"}
-    rows = ["| 4 x width, 4 x depth, at the small model's rate | lines | loss | best rate / small model's |", "|---|---|---|---|"]
+    names = {
+        "ours": "`dm.param_groups`",
+        "hand": "the rule by hand",
+        "mup": "mup 1.0.0 (width)",
+        "plain": "plain AdamW",
+    }
+    rows = [
+        "| 4 x width, 4 x depth, at the small model's rate | lines | loss | best rate / small model's |",
+        "|---|---|---|---|",
+    ]
     for arm in ARMS:
         values = record["large"][arm]
         best = ""

@@ -262,7 +262,7 @@ def test_wrong_modules_and_forgotten_steps_are_refused(sizes):
 
 def test_data_parallel_runs_after_an_audit(sizes):
     """torchax's device would take the module's parameters."""
-    model, base, _ = sizes
+    model, _, _ = sizes
     x = torch.ones(4, 6)
     assert torch.equal(nn.DataParallel(copy.deepcopy(model))(x), model(x))
 
@@ -274,7 +274,7 @@ class Lazy(Net):
 
 
 def test_parameters_without_shapes_or_made_for_inference_are_refused_by_name(sizes):
-    model, base, audit = sizes
+    _, base, audit = sizes
     x = torch.ones(3, 6)
     with pytest.raises(dm.InputError, match=r"'stem\.weight' has no shape"):
         dm.audit(Lazy(WIDTH, DEPTH), Lazy(BASE_WIDTH, BASE_DEPTH), x)
