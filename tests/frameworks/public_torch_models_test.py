@@ -51,7 +51,7 @@ def timm_vit(width, depth):
 
 def timm_convnext(width, depth):
     layers = pytest.importorskip("timm.models.convnext")
-    return layers.ConvNeXt(num_classes=5, depths=(depth, depth), dims=(width, 2 * width))
+    return layers.ConvNeXt(num_classes=5, depths=(depth,) * 4, dims=tuple(width * 2**stage for stage in range(4)))
 
 
 def dit(width, depth):
