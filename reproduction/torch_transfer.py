@@ -217,8 +217,10 @@ def table(record):
         values = record["large"][arm]
         best = ""
         if arm in record["sweep"]:
-            means = {float(rate): statistics.mean(values) for rate, values in record["sweep"][arm].items()}
-            best = f"{min(means, key=means.__getitem__) / record['tuned']:g}"
+            means = {float(rate): statistics.mean(runs) for rate, runs in record["sweep"][arm].items()}
+            rate = min(means, key=means.__getitem__)
+            edge = " or less" if rate == min(means) else " or more" if rate == max(means) else ""
+            best = f"{rate / record['tuned']:g}{edge}"
         loss = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
         rows.append(f"| {names[arm]} | {lines(arm) if arm != 'plain' else 0} | {loss} | {best} |")
     return "\n".join(rows)

@@ -276,7 +276,7 @@ def contradictions(
 
 
 def _names_of_layers(model: Shapes, base: Shapes) -> dict[str, Hashable]:
-    """Path of either model -> what the paths of its layer have in common, whatever the layer's number.
+    """Path of either model -> its name without the number of its layer.
 
     A number in a name counts layers if the two models have other values of it, as in the first of
     ``blocks.3.linear_1`` and ``blocks.3.linear_2``.

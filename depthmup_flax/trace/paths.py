@@ -14,7 +14,14 @@ from depthmup_flax.trace.activations import Activations
 from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
 from depthmup_flax.trace.uses import PRODUCT, Uses
-from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_STREAM, NONLINEAR, PARTS, SAME_PLACE, SUMS
+from depthmup_flax.util.primitives import (
+    ENTRYWISE,
+    KEEPS_STREAM,
+    NONLINEAR,
+    PARTS,
+    SAME_PLACE,
+    SUMS,
+)
 
 
 @dataclasses.dataclass
