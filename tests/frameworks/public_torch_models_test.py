@@ -1,5 +1,7 @@
 """Public torch modules, unmodified, under the audit: ok, in each of their libraries that is installed."""
 
+import copy
+import functools
 import importlib.util
 
 import pytest
@@ -98,6 +100,79 @@ def audited(name):
 def test_a_public_torch_model_is_ok_as_it_is(name):
     audit = audited(name)
     assert audit.ok, audit.corrections
+
+
+class Times(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def gpt2_by_hand(model, m, r):
+    for block in model.transformer.h:
+        block.attn.resid_dropout = block.mlp.dropout = Times(r**-0.5)
+    model.transformer.ln_f = torch.nn.Sequential(model.transformer.ln_f, Times(1 / m))
+
+
+BY_HAND = {
+    "transformers GPT-2": (gpt2_by_hand, "transformer.h."),
+}
+
+
+def course(model, name, optimizer, steps=50):
+    inputs, output = MODELS[name][1:]
+    model.eval()
+    result = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = model(inputs) if output is None else model(**inputs)[output]
+        labels = torch.arange(logits[..., 0].numel()) % 5
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels)
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_HAND)
+def test_groups_train_as_a_public_model_with_the_factors_written_into_it(name):
+    make, inputs, output = MODELS[name]
+    (edit, branches), m, r = BY_HAND[name], 2.0, 2.0
+    torch.manual_seed(0)
+    model, base = make(64, 4), make(32, 2)
+    audit = dm.audit(model, base, inputs, output=output)
+    for optimizer, rate in (("adam", 1e-3), ("sgd", 1e-3)):
+        plain, hand = copy.deepcopy(model), copy.deepcopy(model)
+        dm.rescale_init_(plain, base, audit)
+        groups = dm.param_groups(
+            plain,
+            audit,
+            learning_rate=rate,
+            weight_decay=0.1,
+            optimizer=optimizer,
+            mask={name: parameter.ndim > 1 for name, parameter in model.named_parameters()},
+        )
+        # Initial values of one constant deviation, but for the depth of GPT-2's last matrices.
+        own = []
+        for path, parameter in hand.named_parameters():
+            is_inside = path.startswith(branches)
+            is_matrix = parameter.ndim > 1
+            if is_inside and is_matrix:
+                parameter.data.mul_(m**-0.5 * (r**0.5 if "c_proj" in path else 1.0))
+            update = (r**-0.5 if is_inside else 1.0) / (m if is_inside and is_matrix else 1.0)
+            gradient = m * (r**0.5 if is_inside else 1.0)
+            factor = update if optimizer == "adam" else update * gradient
+            group = {"params": [parameter], "lr": rate * factor, "weight_decay": 0.1 / factor if is_matrix else 0.0}
+            own.append(group | ({"eps": 1e-8 / gradient} if optimizer == "adam" else {}))
+        edit(hand, m, r)
+        of = torch.optim.AdamW if optimizer == "adam" else functools.partial(torch.optim.SGD, momentum=0.9)
+        ours, theirs = course(plain, name, of(groups)), course(hand, name, of(own))
+        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert ours[-1] < ours[0]
 
 
 if __name__ == "__main__":
