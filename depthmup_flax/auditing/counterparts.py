@@ -254,13 +254,16 @@ def contradictions(
     """
     if model.keys() == base.keys():
         return set()
-    shapes: dict[str, set[Shape]] = {}
+    base_groups = grouped(base, series)
+    names = _names_of_layers(model, base)
+    shapes: dict[Hashable, set[Shape]] = {}
     for path, shape in base.items():
-        shapes.setdefault(series(path), set()).add(shape)
+        shapes.setdefault(names[path], set()).add(shape)
     sure = _of_as_many_layers(model, base)
     doubtful: set[str] = set()
     for path in pairs.keys() - sure:
-        if len(shapes[series(path)]) > 1 and not layers.get(path):
+        own = shapes.get(names[path]) or {base[other] for other in base_groups[series(path)]}
+        if len(own) > 1 and not layers.get(path):
             doubtful.add(path)
     growing: set[int] = set()
     for path in model.keys() - doubtful:
@@ -270,6 +273,36 @@ def contradictions(
         if not growing.isdisjoint(_sizes(model[path], base_shapes[path], grow=False)):
             result.add(path)
     return result
+
+
+def _names_of_layers(model: Shapes, base: Shapes) -> dict[str, Hashable]:
+    """Path of either model -> its name without the number of its layer.
+
+    A number in a name counts layers if the two models have other values of it, as in the first of
+    ``blocks.3.linear_1`` and ``blocks.3.linear_2``.
+    """
+    result: dict[str, Hashable] = {}
+    base_groups = grouped(base, series)
+    for name, paths in grouped(model, series).items():
+        base_paths = base_groups.get(name, [])
+        columns = _columns(paths)
+        base_columns = _columns(base_paths)
+        fixed: list[int] = []
+        for k, (numbers, base_numbers) in enumerate(zip(columns, base_columns, strict=False)):
+            if numbers == base_numbers:
+                fixed.append(k)
+        for path in (*paths, *base_paths):
+            numbers_of_path = _numbers(path)
+            result[path] = (name, *(numbers_of_path[k] for k in fixed))
+    return result
+
+
+def _columns(paths: Sequence[str]) -> list[set[str]]:
+    """The values of each number in the paths; nothing if some paths have more numbers."""
+    rows = [_numbers(path) for path in paths]
+    if len(set(map(len, rows))) != 1:
+        return []
+    return [set(column) for column in zip(*rows, strict=True)]
 
 
 def _sizes(shape: Shape, base: Shape, *, grow: bool) -> list[int]:

@@ -19,10 +19,13 @@ import argparse
 import json
 import os
 import pathlib
+import re
 from typing import Any
 
 from depthmup_flax.commands.parser import Parser, names
 from depthmup_flax.util.errors import InputError
+
+_OUTPUTS = re.compile(r"output=0, .*what the model returns\.$")
 
 
 def define(parser: Parser) -> None:
@@ -34,9 +37,18 @@ def define(parser: Parser) -> None:
     parser.flag("--fields", type=json_object, default={}, help="Further fields of the network, as JSON.")
     parser.flag("--base_fields", type=json_object, default={}, help="Those of the base that differ, as JSON.")
     parser.flag("--input", type=names, default=[], help="Shapes of a batch, such as 8x20 or 1x64:int32,1x64:int32.")
-    parser.flag("--result", help="The result that the loss reads, if there are several, such as logits.")
+    parser.flag(
+        "--result",
+        type=name_or_number,
+        help="The result that the loss reads, if there are several, such as logits or 0.",
+    )
     parser.flag("--rule", default="depth_mup", help="A preset.")
     parser.flag("--output", default="rule.json", help="The file to write.")
+
+
+def name_or_number(word: str) -> str | int:
+    """The name of a result, or its place in a tuple."""
+    return int(word) if word.isdigit() else word
 
 
 def main(args: argparse.Namespace) -> None:
@@ -60,7 +72,12 @@ def main(args: argparse.Namespace) -> None:
     model = _network(make, {**args.fields, **sizes})
     base = _network(make, {**args.fields, **args.base_fields, **of_base})
     inputs = tuple(map(_array, args.input))
-    result = audit(model, base, inputs, output=args.result)
+    try:
+        result = audit(model, base, inputs, output=args.result)
+    except InputError as error:
+        # The argument of `depthmup_flax.audit` is a flag here, which takes a name or a number.
+        text = _OUTPUTS.sub("--result=logits or --result=0.", str(error))
+        raise InputError(text.replace("output is", "result is")) from error
     if not result:
         print(result)  # which says what to write
     result.require()

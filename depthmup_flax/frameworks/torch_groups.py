@@ -7,7 +7,7 @@ from typing import Any
 
 from depthmup_flax.auditing.rescaled_init import init_factors
 from depthmup_flax.frameworks.group_factors import GroupFactors, group_factors
-from depthmup_flax.networks.torch_modules import values_of
+from depthmup_flax.networks.torch_modules import parameters_by_name, values_of
 from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError, require_number
@@ -108,7 +108,7 @@ def rescale_init_(
                 "sharding it."
             )
     own = {name: values_of(parameter) for name, parameter in parameters.items()}
-    of_base = {name: values_of(parameter) for name, parameter in base.named_parameters()}
+    of_base = {name: values_of(parameter) for name, parameter in parameters_by_name(base).items()}
     starts = init_factors(own, of_base, info, rule)
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -150,7 +150,7 @@ def _parameters_of(module: Any, info: InfoTree) -> dict[str, Any]:
     if not info_trees.is_torch(module):
         raise InputError(f"module is {type(module).__name__}: pass the torch.nn.Module of the audit.")
     infos = info_trees.flatten_info(info)
-    parameters = dict(module.named_parameters())
+    parameters = parameters_by_name(module)
     for name in sorted(parameters.keys() ^ infos.keys()):
         there, not_there = ("the module", "info") if name in parameters else ("info", "the module")
         raise InputError(
@@ -162,6 +162,11 @@ def _parameters_of(module: Any, info: InfoTree) -> dict[str, Any]:
             raise InputError(
                 f"parameter {name!r} has shape {tuple(parameter.shape)}, but info was made for {infos[name].shape}: "
                 "pass the module that was audited, not its base."
+            )
+        if parameter.is_inference():
+            raise InputError(
+                f"parameter {name!r} was made under torch.inference_mode, so it cannot train: build the module outside "
+                "of it."
             )
     return parameters
 

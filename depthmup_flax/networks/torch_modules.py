@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -57,8 +58,16 @@ def _environment() -> Any:
             kind.device = property(_device_of)
         environment = torchax.default_env()
     if not hasattr(torch, _DEVICE):
-        torch._register_device_module(_DEVICE, torchax.device_module)  # under the name that torch has for it
+        torch._register_device_module(_DEVICE, _unavailable(torchax.device_module))  # under torch's name for it
     return environment
+
+
+def _unavailable(module: Any) -> Any:
+    """A copy of a device's module that says that no module can be moved there, which `DataParallel` would do."""
+    copy = types.ModuleType(module.__name__)
+    vars(copy).update(vars(module))
+    copy.is_available = lambda: False  # type: ignore[attr-defined]
+    return copy
 
 
 def _ignored(*args: Any) -> None:
@@ -120,7 +129,7 @@ def torch_module(module: Any) -> Adapter:
     on the meta device are shapes. Tied weights are one parameter, with the first name.
     """
     env = _environment()
-    params = dict(module.named_parameters())
+    params = parameters_by_name(module)
     buffers = dict(module.named_buffers())
 
     def init(key: jax.Array, inputs: ArrayTree, call: Call | None = None) -> tuple[Any, Any]:
@@ -141,6 +150,17 @@ def torch_module(module: Any) -> Adapter:
     shapes = {name: abstract(parameter) for name, parameter in params.items()}
     unknown = {name: abstract(buffer) for name, buffer in buffers.items() if buffer.is_meta}
     return Adapter("torch", module, init, apply, held=(shapes, unknown))
+
+
+def parameters_by_name(module: Any) -> dict[str, Any]:
+    """``named_parameters()``; `InputError` for one that has no shape yet, as those of ``LazyLinear``."""
+    import torch
+
+    params = dict(module.named_parameters())
+    for name, parameter in params.items():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise InputError(f"parameter {name!r} has no shape yet: call the module on a batch first, as module(x).")
+    return params
 
 
 def values_of(tensor: Any) -> Any:

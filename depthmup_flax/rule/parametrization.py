@@ -390,7 +390,8 @@ PRESETS: Mapping[str, Parametrization] = {
 def require_parametrization(rule: object) -> None:
     """Raises `InputError` for anything else, such as the name of a preset."""
     if not isinstance(rule, Parametrization):
-        raise InputError(f"rule is {shown(rule)}: pass a Parametrization, such as dm.get_parametrization('depth_mup').")
+        preset = rule if isinstance(rule, str) and rule in PRESETS else "depth_mup"
+        raise InputError(f"rule is {shown(rule)}: pass a Parametrization, such as dm.get_parametrization({preset!r}).")
 
 
 def get_parametrization(preset: str = "depth_mup", **overrides: Any) -> Parametrization:

@@ -14,7 +14,14 @@ from depthmup_flax.trace.activations import Activations
 from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
 from depthmup_flax.trace.uses import PRODUCT, Uses
-from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_STREAM, NONLINEAR, SAME_PLACE, SUMS
+from depthmup_flax.util.primitives import (
+    ENTRYWISE,
+    KEEPS_STREAM,
+    NONLINEAR,
+    PARTS,
+    SAME_PLACE,
+    SUMS,
+)
 
 
 @dataclasses.dataclass
@@ -33,6 +40,7 @@ class Paths:
     by_product: list[int]  # on a path through a product with a parameter
     by_nonlinearity: list[int]
     by_mixing: list[int]  # on a path through an operation that is not entry by entry
+    by_part: list[int]  # on a path that reads a part of the array, such as one of several times
     learned: list[bool]  # depends on a parameter
     weighted: list[bool]  # depends on a product with a parameter
     of_batch: list[bool]  # depends on the batch
@@ -64,6 +72,7 @@ class Paths:
             self.by_product[i] |= self.after[j] if is_product else self.by_product[j]
             self.by_nonlinearity[i] |= self.after[j] if bends else self.by_nonlinearity[j]
             self.by_mixing[i] |= self.after[j] if mixes else self.by_mixing[j]
+            self.by_part[i] |= self.by_part[j] | (self.same[j] if node.op in PARTS else 0)
         starts_empty = node.op == "carry" and not reads  # but becomes an activation
         self.learned[i] = starts_empty or any(map(self._is_learned, node.inputs))
         self.weighted[i] = is_product or any(self.weighted[j] for j in reads)
@@ -136,6 +145,7 @@ def new_paths(graph: Graph, uses: Uses, degrees: Sequence[float]) -> Paths:
         by_product=nothing.copy(),
         by_nonlinearity=nothing.copy(),
         by_mixing=nothing.copy(),
+        by_part=nothing.copy(),
         learned=nowhere.copy(),
         weighted=nowhere.copy(),
         of_batch=nowhere.copy(),

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -22,7 +20,7 @@ from depthmup_flax.trace.residual_sums import find_sums
 from depthmup_flax.trace.streams import Streams, residual_streams
 from depthmup_flax.trace.terms import Factors, Terms, joined
 from depthmup_flax.trace.uses import ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
-from depthmup_flax.util.groups import series
+from depthmup_flax.util.groups import grouped, series
 from depthmup_flax.util.primitives import SCALES
 
 OfPaths: TypeAlias = Mapping[str, Factors]  # factors by the paths of parameters
@@ -169,21 +167,36 @@ def read(
 
 def _places(uses: Uses, streams: Streams) -> tuple[dict[str, bool], dict[str, frozenset[int]]]:
     """`Reading.inside` and `Reading.branches_of`."""
-    number_of_layers = Counter(map(series, uses.by_path))
+    in_blocks = _in_blocks(uses, streams)
     inside = {}
     branches_of = {}
     for path, uses_of in uses.by_path.items():
         sums = [streams.inside.get(use.node, frozenset()) for use in uses_of]
-        # A layer of each block that several branches of the block read, such as one that modulates
-        # them.
         shared = [streams.shared.get(use.node, frozenset()) for use in uses_of]
-        number = number_of_layers[series(path)]
-        blocks = number if number > 1 else math.inf
-        if all(shared) and len(_union(shared)) * blocks <= len(streams.sums):
+        if all(shared) and path in in_blocks:
             sums = shared
         inside[path] = all(sums)
         branches_of[path] = _outermost(streams, _union(sums))
     return inside, branches_of
+
+
+def _in_blocks(uses: Uses, streams: Streams) -> set[str]:
+    """The layers that each block has, and of which the branches of one block read each.
+
+    Such as those that embed a condition and modulate the block's branches. What an encoder returns
+    is read by all blocks.
+    """
+    result: set[str] = set()
+    for paths in grouped(uses.by_path, series).values():
+        blocks = set()
+        for path in paths:
+            reads = [streams.read_by.get(use.node, frozenset()) for use in uses.by_path[path]]
+            blocks.add(_union(reads))
+        blocks.discard(frozenset())
+        are_apart = sum(map(len, blocks)) == len(_union(blocks))
+        if len(blocks) > 1 and are_apart:
+            result.update(paths)
+    return result
 
 
 def _union(several: Collection[frozenset[int]]) -> frozenset[int]:

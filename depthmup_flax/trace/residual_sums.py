@@ -185,6 +185,8 @@ class SumFinder:
             # Otherwise two networks that read the batch are added.
             if start < 0 or not paths.learned[start] or paths.by_nonlinearity[shortcut] & latest:
                 continue
+            if paths.by_part[shortcut] & paths.by_part[branch] & latest:
+                continue  # of different times, in a recurrent network
             if paths.by_nonlinearity[branch] & latest or self._is_alike(branch, shortcut):
                 return self._sum(node, shortcut, branch, start, projected=True)
         return None

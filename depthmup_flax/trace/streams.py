@@ -25,6 +25,7 @@ class Streams:
       nested: a sum inside branches -> the sums that these end in.
       inside: an array in branches -> the sums that these branches end in.
       shared: the same of arrays that several branches read, and that belong to none.
+      read_by: an array -> the sums in whose branches it is read first, whatever else reads it.
       parallel: a sum -> the number of its stream; a stream that starts from another's end is that
         one.
       unread_sums: the most that one stream has outside of branches, and the last of them.
@@ -35,6 +36,7 @@ class Streams:
     nested: Mapping[int, frozenset[int]]
     inside: Mapping[int, frozenset[int]]
     shared: Mapping[int, frozenset[int]]
+    read_by: Mapping[int, frozenset[int]]
     parallel: Mapping[int, int]
     unread_sums: tuple[float, int]
     asked: Collection[frozenset[str]]
@@ -51,12 +53,13 @@ def residual_streams(graph: Graph, finder: SumFinder) -> Streams:
     ordered = sorted(sums, key=lambda residual: residual.node)
     nested = _nested(graph, paths, sums, avoid)
     outermost = [residual for residual in ordered if residual.node not in nested]
-    inside, shared = _inside(graph, paths, ordered)
+    inside, shared, read_by = _inside(graph, paths, ordered)
     return Streams(
         sums=ordered,
         nested=nested,
         inside=inside,
         shared=shared,
+        read_by=read_by,
         parallel=_parallel(graph, outermost),
         unread_sums=_unread_sums(graph, paths, nodes, avoid),
         asked=finder.asked,
@@ -256,24 +259,28 @@ def _inside(
     graph: Graph,
     paths: Paths,
     sums: Sequence[ResidualSum],
-) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """`Streams.inside` and `Streams.shared`: an encoder's output, which many read, is shared."""
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """`Streams.inside`, `shared` and `read_by`: an encoder's output, which many read, is shared."""
     reached = _reached(graph, paths, sums)
     carries_sums = _carries_sums(graph, paths, {residual.node for residual in sums})
     inside: dict[int, frozenset[int]] = {}
     shared: dict[int, frozenset[int]] = {}
+    read_by: dict[int, frozenset[int]] = {}
     for i in reversed(range(len(graph.nodes))):
-        if not paths.needed[i] or reached.outside[i] or not reached.ends[i]:
+        if not paths.needed[i] or not reached.ends[i]:
             continue
         numbers = list(positions(reached.ends[i]))
         nodes = frozenset(sums[n].node for n in numbers)
+        read_by[i] = nodes
+        if reached.outside[i]:
+            continue
         in_front = [n for n in numbers if reached.shortcuts[i] >> n & 1]  # of their shortcuts
         is_after = any(paths.is_after(i, sums[n].start) for n in numbers if n not in in_front)
         if is_after or (not in_front and _is_of_one_layer(graph, i, [sums[n] for n in numbers])):
             inside[i] = nodes
         elif not carries_sums[i]:  # an encoder's last norm is of its stream
             shared[i] = nodes
-    return inside, shared
+    return inside, shared, read_by
 
 
 def _is_of_one_layer(graph: Graph, i: int, sums: Sequence[ResidualSum]) -> bool:

@@ -24,7 +24,7 @@ from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.trace.stand_ins import STAND_INS
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import Interpreter, JaxprLoop, opened
-from depthmup_flax.util.primitives import ENTRYWISE, PARALLEL, SUMS
+from depthmup_flax.util.primitives import ENTRYWISE, KEEPS_NUMBER, PARALLEL, PRODUCTS, SUMS
 from depthmup_flax.util.types import ArrayTree
 
 # Name of a function, kernel or primitive -> a function of the same arrays, which is traced in its
@@ -211,8 +211,11 @@ class _Inliner(Interpreter[int]):
         if len(shapes) == len(inputs) > 1 and name in PARALLEL:
             return self._each("copy", inputs, shapes)
         value = None
-        if len(shapes) == 1 and inputs:
+        if inputs and (len(shapes) == 1 or name in KEEPS_NUMBER):
             value = self._folded(eqn, inputs, shapes[0])
+        if name in PRODUCTS and any(self.graph.nodes[i].value == 0 for i in inputs):
+            # The state that a recurrent network starts from is read by no weight.
+            return [self.constant(np.broadcast_to(np.float32(0), shapes[0]))]
         params = {**eqn.params, "callers": self.callers}
         results = []
         for n, shape in enumerate(shapes):

@@ -76,7 +76,9 @@ def parameter_uses(graph: Graph, growing: Mapping[str, Collection[int]]) -> Uses
     learned token, which a matrix multiplies, from one of two matrices whose product is a weight.
     """
     result = _uses(graph, growing, frozenset())
-    tokens = {use.path for use in result.uses if use.operand < 0 and not use.layers}
+    # A product with numbers, such as fixed features of positions, has no other operand, either.
+    alone = [use for use in result.uses if use.operand < 0 and use.kind != PRODUCT]
+    tokens = {use.path for use in alone if not use.layers}
     # Tokens that are also added to activations start a stream, as the latents of a Perceiver do.
     streams = {path for path in tokens if len(result.by_path[path]) > 1}
     return _uses(graph, growing, streams) if streams else result

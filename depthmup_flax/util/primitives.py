@@ -78,7 +78,7 @@ NONLINEAR = BENDS | BENDING_WINDOWS
 PARALLEL = _names("optimization_barrier") | SHARED - _names("mesh_cast pcast pvary reshard")
 # A constant keeps its number; so does each array of equal numbers.
 KEEPS_NUMBER = (SAME_PLACE - _names("carry imag neg optimization_barrier real psum psum2 psum_invariant pmax pmin")) | (
-    MOVES - _names("dynamic_slice pad part scan_in scan_out split stack unstack") | EXTREMES
+    MOVES - _names("dynamic_slice pad part scan_in scan_out stack unstack") | EXTREMES
 )
 # An entry of the result depends on one entry of each operand.
 ENTRYWISE = SAME_PLACE | SUMS | SCALES | RAISED | BENDS | _names("complex select_n")
@@ -88,6 +88,8 @@ LINEAR = SAME_PLACE | MOVES | JOINS | ORDERS | TAKES | WRITES | EXTREMES | WINDO
 KEEPS_STREAM = SAME_PLACE | MOVES | JOINS | TAKES | WINDOWS
 # The next array of a stream, if a sum of it is not read.
 CARRIES = SAME_PLACE | MOVES | SUMS | SCALES | SUMMED | _names("concatenate scatter-add select_n")
+# The result is a part of the operand.
+PARTS = _names("slice split dynamic_slice unstack part")
 LOOKUPS = TAKES | _names("dynamic_slice")
 UNDERSTOOD = (
     LINEAR | SUMS | SCALES | RAISED | NONLINEAR | LESS | GREATER | OTHERS | RARE | SUMMED | REDUCED | PRODUCTS

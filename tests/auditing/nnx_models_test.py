@@ -152,3 +152,52 @@ class Bare(nnx.Module):
 def test_a_variable_of_a_type_that_nothing_trains_is_named(kind, named):
     result = audit(Bare(24, kind), Bare(8, kind), jnp.zeros((4, 5)), axes="width")
     assert [finding.paths for finding in result.not_judged] == ([named] if named else [])
+
+
+class Conditioned(nnx.Module):
+    """Each block makes its condition of a time and classes; numbers in names are of blocks and of layers."""
+
+    def __init__(self, width, rngs):
+        self.linear_1 = nnx.Linear(8, width, rngs=rngs)
+        self.linear_2 = nnx.Linear(width, width, rngs=rngs)
+        self.classes = nnx.Embed(5, width, rngs=rngs)
+        self.modulation = nnx.Linear(width, 3 * width, rngs=rngs)
+        self.norm = nnx.LayerNorm(width, use_scale=False, use_bias=False, rngs=rngs)
+        self.up = nnx.Linear(width, 2 * width, rngs=rngs)
+        self.down = nnx.Linear(2 * width, width, rngs=rngs)
+
+    def condition(self, time, label):
+        features = jnp.sin(time[:, None] * jnp.arange(8.0))
+        return self.linear_2(nnx.silu(self.linear_1(features))) + self.classes(label)
+
+    def __call__(self, h, c, multiplier):
+        shift, scale, gate = jnp.split(self.modulation(nnx.silu(c))[:, None], 3, -1)
+        y = self.norm(h) * (1 + scale) + shift
+        return h + multiplier * gate * self.down(nnx.gelu(self.up(y)))
+
+
+class Diffusion(nnx.Module):
+    def __init__(self, width, depth, number):
+        rngs = nnx.Rngs(0)
+        self.stem, self.head = nnx.Linear(3, width, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)
+        self.blocks = nnx.List([Conditioned(width, rngs) for _ in range(depth)])
+        self.final = nnx.Linear(width, width, rngs=rngs)
+        self.multiplier = number
+
+    def __call__(self, x, time, label):
+        h = self.stem(x)
+        for block in self.blocks:
+            h = block(h, block.condition(time, label), self.multiplier)
+        return self.head(h * (1 + self.final(self.blocks[0].condition(time, label))[:, None]))
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(2**-0.5, "ok"), (1.0, "missing")])
+def test_a_condition_of_each_block_is_in_its_branches(number, verdict):
+    x = jnp.ones((2, 4, 3)), jnp.array([0.3, 0.5]), jnp.array([1, 2])
+    found = audit(Diffusion(32, 4, number), Diffusion(8, 2, 1.0), x, carry=False)
+    names = {finding.name for finding in found.findings} - {"readout_not_scaled"}
+    assert not found.not_judged
+    assert names == (set() if verdict == "ok" else {"missing_branch_multiplier"})
+    rows = {row.path: row.in_branch for row in found.rows}
+    assert not rows["blocks/0/linear_2/kernel"]
+    assert all(rows[f"blocks/{i}/linear_{k}/kernel"] for i in (1, 2, 3) for k in (1, 2))

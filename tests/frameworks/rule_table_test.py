@@ -150,6 +150,11 @@ def test_an_audit_that_is_not_ok_is_not_exported():
         dm.export(audit)
 
 
+def test_the_name_of_a_rule_is_refused_with_what_to_pass():
+    with pytest.raises(dm.InputError, match=r"get_parametrization\('completep'\)"):
+        dm.export(AUDIT, "completep")
+
+
 def run_export(*words):
     module, parser = app.module_and_parser("export")
     module.main(parser.parsed(words))
@@ -184,6 +189,23 @@ def test_the_command_writes_the_table(tmp_path, monkeypatch):
         run_export("../model_to_export.py:Net", *words)
     with pytest.raises(dm.InputError, match="--fields"):
         run_export("model_to_export.py:Net", *words, "--fields=[1]")
+
+
+def test_the_command_names_its_own_flag_where_a_network_returns_several_arrays(tmp_path, monkeypatch):
+    (tmp_path / "model_of_two.py").write_text(
+        "import flax.linen as nn\n\nclass Net(nn.Module):\n    width: int\n\n    @nn.compact\n"
+        "    def __call__(self, x):\n        h = nn.relu(nn.Dense(self.width)(x))\n        return nn.Dense(3)(h), h\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["model_of_two.py:Net", "--width=32", "--base_width=8", "--input=2x5"]
+    with pytest.raises(dm.InputError, match="--result=") as caught:
+        run_export(*words)
+    assert "output" not in str(caught.value)
+    with pytest.raises(dm.InputError, match="result is 'logits'"):
+        run_export(*words, "--result=logits")
+    run_export(*words, "--result=0")
+    assert json.loads((tmp_path / "rule.json").read_text())["parameters"] == 4
 
 
 def test_the_audit_of_a_flax_model_imports_no_torch():

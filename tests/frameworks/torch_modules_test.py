@@ -260,6 +260,68 @@ def test_wrong_modules_and_forgotten_steps_are_refused(sizes):
         dm.param_groups(model, audit, block_only, learning_rate=1e-3, optimizer="sgd")
 
 
+def test_data_parallel_runs_after_an_audit(sizes):
+    """torchax's device would take the module's parameters."""
+    model, _, _ = sizes
+    x = torch.ones(4, 6)
+    assert torch.equal(nn.DataParallel(copy.deepcopy(model))(x), model(x))
+
+
+class Lazy(Net):
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.stem = nn.LazyLinear(width, bias=False)
+
+
+def test_parameters_without_shapes_or_made_for_inference_are_refused_by_name(sizes):
+    _, base, audit = sizes
+    x = torch.ones(3, 6)
+    with pytest.raises(dm.InputError, match=r"'stem\.weight' has no shape"):
+        dm.audit(Lazy(WIDTH, DEPTH), Lazy(BASE_WIDTH, BASE_DEPTH), x)
+    lazy, lazy_base = Lazy(WIDTH, DEPTH), Lazy(BASE_WIDTH, BASE_DEPTH)
+    lazy(x), lazy_base(x)
+    assert dm.audit(lazy, lazy_base, x).ok
+    with torch.inference_mode():
+        fixed = Net(WIDTH, DEPTH)
+    with pytest.raises(dm.InputError, match="inference_mode"):
+        dm.rescale_init_(fixed, base, audit)
+
+
+class Recurrent(nn.Module):
+    """A stack of layers over time, or residual layers, whose branches may end in a matrix."""
+
+    def __init__(self, kind, width, depth, residual, ends=False):
+        super().__init__()
+        layers = range(depth if residual else 1)
+        self.stem, self.head = nn.Linear(6, width), nn.Linear(width, 5)
+        options = {"num_layers": 1 if residual else depth, "batch_first": True}
+        self.layers = nn.ModuleList(kind(width, width, **options) for _ in layers)
+        self.ends = nn.ModuleList(nn.Linear(width, width) if ends else nn.Identity() for _ in layers)
+        self.residual = residual
+
+    def forward(self, x):
+        h = self.stem(x)
+        for layer, end in zip(self.layers, self.ends, strict=True):
+            y = end(layer(h)[0])
+            h = h + y if self.residual else y
+        return self.head(h)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_read_over_width_and_their_steps_are_no_depth(kind):
+    def audit(depth, base_depth, **options):
+        models = (Recurrent(kind, width, n, **options) for width, n in ((32, depth), (8, base_depth)))
+        return dm.audit(*models, torch.ones(2, 3, 6))
+
+    wide = audit(2, 2, residual=False)
+    assert wide.ok
+    assert wide.info["layers.0.weight_hh_l0"].role is dm.Role.HIDDEN
+    assert audit(4, 2, residual=False).verdict == "not judged"
+    assert audit(4, 2, residual=True, ends=True).ok
+    # No weight can carry what is behind a gate or a tanh.
+    assert {finding.name for finding in audit(4, 2, residual=True).findings} == {"missing_branch_multiplier"}
+
+
 def test_biases_that_shrink_with_the_width_start_as_the_bases():
     torch.manual_seed(0)
     model, base = (

@@ -252,6 +252,57 @@ def condition_start(p: Scope, x: jax.Array, e: Scales) -> tuple[jax.Array, jax.A
     return h, dense(p, "time_2", jax.nn.silu(dense(p, "time_1", time, e.width)), e.width)
 
 
+def embedded(p: Scope, x: jax.Array, e: Scales, terms: int) -> jax.Array:
+    """A condition: the sum of what small networks make of a time and other numbers, ``[B, D]``."""
+    parts = []
+    for k in range(terms):
+        features = jnp.sin((k + jnp.ones((x.shape[0], 1))) * jnp.arange(8.0))
+        q = p / f"embedder_{k}"
+        parts.append(dense(q, "linear_2", jax.nn.silu(dense(q, "linear_1", features, e.width)), e.width))
+    return sum(parts[1:], parts[0])
+
+
+def modulated(p: Scope, h: jax.Array, c: jax.Array, i: Any, e: Scales, name: str = "") -> jax.Array:
+    """Two branches that one layer of a condition modulates and gates."""
+    parts = jnp.split(dense(p, "modulation", jax.nn.silu(c), 6 * e.width)[:, None], 6, axis=-1)
+    shift, scale, gate, shift_2, scale_2, gate_2 = parts
+    y = NORMS["unscaled"](p, h) * (1 + scale) + shift
+    h = add(e, h, gate * attention(p / "attention", y, e), f"{name}attention", i)
+    y = NORMS["unscaled"](p, h) * (1 + scale_2) + shift_2
+    return add(e, h, gate_2 * mlp(p / "mlp", y, e), f"{name}mlp", i)
+
+
+def own_condition(terms: int) -> Layer:
+    """Each block embeds the condition anew (DiT in diffusers); the last layer reads that of the first block."""
+
+    def block(p: Scope, x: tuple[jax.Array, Any], i: Any, e: Scales) -> tuple[jax.Array, Any]:
+        h, first = x
+        c = embedded(p, h, e, terms)
+        return modulated(p, h, c, i, e), first if i else c
+
+    return block
+
+
+def condition_out(p: Scope, x: tuple[jax.Array, jax.Array], e: Scales) -> jax.Array:
+    """Logits of what a condition modulates."""
+    shift, scale = jnp.split(dense(p, "final", jax.nn.silu(x[1]), 2 * e.width)[:, None], 2, axis=-1)
+    return write(p, NORMS["unscaled"](p, x[0]) * (1 + scale) + shift, e)
+
+
+def own_conditions_of_two(p: Scope, x: tuple[jax.Array, jax.Array], i: Any, e: Scales) -> tuple[jax.Array, jax.Array]:
+    """Two streams; in each block each has a condition of its own."""
+    a, b = x
+    a = modulated(p / "text", a, embedded(p / "text", a, e, 2), i, e, "text_")
+    return a, modulated(p / "image", b, embedded(p / "image", b, e, 2), i, e, "image_")
+
+
+def own_time(p: Scope, h: jax.Array, i: Any, e: Scales) -> jax.Array:
+    """What each block makes of a time and a class is added inside of its branch (U-Nets of diffusion)."""
+    y = dense(p, "conv_1", jax.nn.silu(rms(p, h)), e.width)
+    y = y + dense(p, "time", jax.nn.silu(embedded(p, h, e, 2)), e.width)[:, None]
+    return add(e, h, dense(p, "conv_2", jax.nn.silu(rms(p, y, "norm_2")), e.width), "out", i)
+
+
 def injected(p: Scope, x: tuple[jax.Array, jax.Array], i: Any, e: Scales) -> tuple[jax.Array, jax.Array]:
     """The first stream is added again, with a learned number."""
     h, first = x
