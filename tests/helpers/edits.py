@@ -355,7 +355,7 @@ def outcomes(root: pathlib.Path) -> dict[str, bool]:
     return {name: project.goes_on(edit) for name, edit in (CHANGES | HARMLESS).items()}
 
 
-def refused(root: pathlib.Path, kind: str) -> list[str]:
+def harmless_but_refused(root: pathlib.Path, kind: str) -> list[str]:
     """The harmless edits with which a run of a kind does not go on."""
     project = Project(root)
     return [name for name, edit in HARMLESS.items() if not project.goes_on(dataclasses.replace(edit, kind=kind))]
@@ -365,7 +365,7 @@ def main() -> None:
     if sys.argv[1:] == ["stated"]:
         for kind in STATED:
             with tempfile.TemporaryDirectory() as root:
-                names = refused(pathlib.Path(root), kind)
+                names = harmless_but_refused(pathlib.Path(root), kind)
             print(f"{kind}: {len(names)} of {len(HARMLESS)} harmless edits are refused {names}", flush=True)
         return
     with tempfile.TemporaryDirectory() as root:
