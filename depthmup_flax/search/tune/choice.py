@@ -53,7 +53,8 @@ def _none_finite(records: Sequence[Record]) -> str:
         )
     evaluated = {record.diverged_in for record in records}
     if evaluated <= {"the test loss", "the validation loss"}:
-        return f"of every run {' or '.join(sorted(evaluated))} is not finite, but the training loss is. Look at that data."
+        which = " or ".join(sorted(map(str, evaluated)))
+        return f"of every run {which} is not finite, but the training loss is. Look at that data."
     return "every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps."
 
 
