@@ -135,29 +135,3 @@ def test_a_number_inside_of_a_nonlinearity_is_no_factor_of_the_stream_that_it_re
         "missing_branch_multiplier",
         "readout_not_scaled",
     }
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_parameter_carries_the_whole_factor_of_a_product_to_which_its_input_is_added(factor):
-    """The numbers in GELU are those of no layer that fades."""
-
-    def states(width, depth, factor):
-        branch = RULE.residual_multiplier(depth / 2)
-        shapes = {"stem": (5, width), "head": (width, 3)}
-        for i in range(depth):
-            shapes |= {f"c_{i}": (width, 4), f"d_{i}": (width,), f"out_{i}": (width, width)}
-
-        def apply(p, x):
-            h = x @ p["stem"]
-            for i in range(depth):
-                u = h / jnp.sqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
-                y = factor * (u[..., None] * p[f"c_{i}"]).sum(-1) + u * p[f"d_{i}"]
-                h = h + branch * (jax.nn.gelu(y) @ p[f"out_{i}"])
-            return h @ p["head"] * (8 / width)
-
-        return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-
-    audit = dm.audit(states(24, 4, factor), states(8, 2, 1.0), X)
-    carried = [row.carried.under(RULE) for row in audit.rows if row.path.startswith("c_")]
-    assert audit.ok
-    assert carried == pytest.approx([1 / factor] * 4)
