@@ -45,13 +45,15 @@ def branch_factors(
     wanted: Mapping[int, float],
     *,
     absolute: bool,
+    are_layers: bool = True,
 ) -> BranchFactors:
     """The factors of all branches.
 
     ``wanted`` is the rule's multiplier of the branch that ends in a sum: where a sum can be read in
     two ways, the right one counts. ``absolute``: the base model's factors are taken for 1.
+    ``are_layers``: the branches follow one another in a stream, which they may multiply.
     """
-    fading = _fading(facts, base)
+    fading = _fading(facts, base) if are_layers else _Fading(False, 1.0)
     forms = grouped(base.branches, _form)
     counterparts: dict[int, Branch | None] = {}
     sums: dict[int, _Sum] = {}
@@ -181,6 +183,7 @@ def _with_factors_of_one(counterpart: Branch, branch: Branch) -> Branch:
         normalized=dict.fromkeys(branch.normalized, _ONE),
         kept=1.0,
         carried=_ONE,
+        bent=branch.bent,
     )
 
 
@@ -219,7 +222,9 @@ def _read_sum(
         if before_last_layer:
             factor = total
     onward = ratio_of(branch.carried, counterpart.carried)
-    if onward is not None and growth:
+    if onward is None:
+        onward = ratio_of(branch.bent, counterpart.bent)
+    elif growth:
         onward *= min(counterpart.carried) ** growth
     return _Sum(
         branch=factor,

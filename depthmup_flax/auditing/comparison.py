@@ -138,7 +138,8 @@ class Comparison:
         """What multiplies branches inside of others, whose number does not grow with depth."""
         facts = self.facts.of_inner_branches()
         wanted = {branch.node: 1.0 for branch in facts.branches}
-        return branch_factors(facts, self.base_facts.of_inner_branches(), wanted, absolute=False)
+        base = self.base_facts.of_inner_branches()
+        return branch_factors(facts, base, wanted, absolute=False, are_layers=False)
 
     def branch_factor(self, node: int) -> float | None:
         """What multiplies the branch of a sum; ``None`` is unknown."""

@@ -31,6 +31,7 @@ from depthmup_flax.data.seen_by_loss import BatchCheck, Labels
 from depthmup_flax.networks.import_paths import resolve
 from depthmup_flax.networks.user_code import calling, shapes_of
 from depthmup_flax.util.errors import InputError, shown
+from depthmup_flax.util.program_digest import stated_version
 from depthmup_flax.util.types import HostBatch
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,11 @@ def _flat(tree: Any, where: str, batch_axes: int) -> tuple[HostBatch, ExampleSpe
     return arrays, ExampleSpec(structure, fields)
 
 
+def _version(source: Any, where: str) -> str | None:
+    with calling(f"{where}.fingerprint"):
+        return stated_version(source)
+
+
 class RecordSplit(Split):
     """Records of an object with ``__len__`` and ``__getitem__``, read when asked; all are like the first."""
 
@@ -167,14 +173,21 @@ class RecordSplit(Split):
 
     def checksum(self) -> str:
         """See ``Split.checksum``: what ``fingerprint()`` of the user's object returns, else of a few records."""
-        if callable(own := getattr(self._source, "fingerprint", None)):
-            with calling(f"{self._where}.fingerprint"):
-                return checksum_of_texts([str(own()), f"{len(self)}"])
+        if (version := self.version()) is not None:
+            return checksum_of_texts([version, f"{len(self)}"])
         return checksum_of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
+
+    def version(self) -> str | None:
+        """What the user states that the records are, if anything."""
+        return _version(self._source, self._where)
 
     def take(self, order: np.ndarray) -> RecordSplit:
         """The examples ``order``, in that order."""
         return RecordSplit(self._source, self._where, self._order[order])
+
+
+def _is_stated(split: Split) -> bool:
+    return isinstance(split, RecordSplit | BatchStream) and split.version() is not None
 
 
 class BatchStream(ArraySplit):
@@ -195,8 +208,18 @@ class BatchStream(ArraySplit):
         first, self.spec = self._next(self._iterator(0), 0, 0)
         super().__init__(first)
         again, _ = self._next(self._iterator(0), 0, 0)
-        if checksum_of_arrays(again) != self.checksum():
+        if checksum_of_arrays(again) != super().checksum():
             raise InputError(f"{where}(0) gave two different first batches: create its random numbers inside it.")
+
+    def checksum(self) -> str:
+        """See ``Split.checksum``: of the first batch, and of what ``fingerprint()`` of the function returns."""
+        of_first = super().checksum()
+        version = self.version()
+        return of_first if version is None else checksum_of_texts([of_first, version])
+
+    def version(self) -> str | None:
+        """What the user states that the batches are, if anything."""
+        return _version(self._batches, self._where)
 
     def require_size(self, batch_size: int) -> None:
         """Raises `InputError` unless batches have ``batch_size`` examples."""
@@ -347,8 +370,8 @@ class UserDataset(Dataset):
 
     @property
     def is_known(self) -> bool:
-        """See ``Dataset.is_known``: all examples are in memory."""
-        return all(type(split) is ArraySplit for split in self.given or (self.train, self.test))
+        """See ``Dataset.is_known``: all examples are in memory, or the user states what they are."""
+        return all(type(split) is ArraySplit or _is_stated(split) for split in self.given or (self.train, self.test))
 
     def describe(self) -> str:
         """See ``Dataset.describe``: "float32[8, 8, 1], targets int32[], 10 classes"."""

@@ -16,6 +16,10 @@ from jax.experimental import multihost_utils
 _CALLS = itertools.count(1)
 
 
+class Interrupted(SystemExit, KeyboardInterrupt):
+    """The second Ctrl-C: a script ends without a traceback, and with the exit code that shells give it."""
+
+
 class Preemption:
     """A context in which SIGTERM (from a scheduler) and the first Ctrl-C only set `asked`.
 
@@ -49,7 +53,7 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted(128 + signal.SIGINT)
         if not self.asked:  # os.write: the signal may have interrupted a print, which is not reentrant
             with contextlib.suppress(OSError):  # a closed terminal
                 os.write(2, b"preempted: saving the state; press Ctrl-C to exit at once\n")

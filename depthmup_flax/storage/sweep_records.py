@@ -75,6 +75,7 @@ class Record:
     validation_accuracy: float | None = None
     test_metrics: dict[str, float | None] = dataclasses.field(default_factory=dict)  # other metrics of the evaluation
     diverged_at_step: int | None = None  # the first step whose loss was not finite
+    diverged_in: str | None = None  # what was not finite, such as "the training loss"
     wall_time_s: float = 0.0  # the run's share of its program's wall time
     lanes: int = 1  # number of runs that the program trained together on one device
     device: str = "unknown"  # kind and number of devices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from depthmup_flax.trace.graph import rounds
 from depthmup_flax.trace.reading import OfPaths, Reading
@@ -22,7 +22,9 @@ class Branch:
       total: the same with factors of its input.
       shortcut: factors of the stream behind other sums, or of its projection.
       kept: the factor of the stream in the sum, relative to the layer before.
-      carried: factors of the sum where it is read next; none if that is a norm or the readout.
+      carried: factors of the sum where the next layer or a loop's next round starts.
+      bent: factors of the sum where a nonlinearity reads it, but for norms; those inside of the
+        nonlinearity, such as GELU's, are among them.
       normalized: those of ``factors`` of what a norm at the branch's end normalizes.
       paths: parameters inside.
       times: how often it runs.
@@ -39,6 +41,7 @@ class Branch:
     shortcut: OfPaths
     kept: float
     carried: Factors
+    bent: Factors
     normalized: OfPaths
     paths: frozenset[str]
     times: float
@@ -70,6 +73,7 @@ def branches(reading: Reading, *, nested: bool = False) -> list[Branch]:
         for node in streams.nested.get(residual.node, ()):
             inner[node] = inner.get(node, 0) + rounds(residual.loops)
     carried = _carried(reading)
+    bent = _bent(reading)
     result = []
     for residual in streams.sums:
         node = residual.node
@@ -80,6 +84,7 @@ def branches(reading: Reading, *, nested: bool = False) -> list[Branch]:
             reading,
             residual,
             carried=carried.get(node, frozenset()),
+            bent=bent.get(node, frozenset()),
             paths=frozenset(paths_in.get(node, ())),
             times=times,
             inner=inner.get(node, 0) / times,
@@ -92,6 +97,7 @@ def _branch(
     reading: Reading,
     residual: ResidualSum,
     carried: Factors,
+    bent: Factors,
     paths: frozenset[str],
     times: float,
     inner: float,
@@ -111,6 +117,7 @@ def _branch(
         shortcut=reading.of_uses(shortcut),
         kept=kept,
         carried=frozenset(factor / kept for factor in carried if kept),
+        bent=frozenset(factor / kept for factor in bent if kept),
         normalized=reading.of_uses(*behind_norms),
         paths=paths,
         times=times,
@@ -134,20 +141,19 @@ def _matrices(reading: Reading, residual: ResidualSum) -> int:
 
 
 def _carried(reading: Reading) -> Mapping[int, Factors]:
-    """Node of a sum -> its factors where it is read next.
-
-    That is where the next layer of its stream or a loop's next round starts, or in a nonlinearity;
-    not in a norm.
-    """
-    sums: Sequence[ResidualSum] = reading.streams.sums
-
-    starts = {residual.before for residual in sums}
+    """Node of a sum -> `Branch.carried`, before it is divided by what is kept."""
+    starts = {residual.before for residual in reading.streams.sums}
     ends = [end for _, end in reading.graph.carries()]
-    bent: list[tuple[int, Factors]] = []
+    pairs: list[tuple[int, Factors]] = []
+    for i in (*starts, *ends):
+        pairs += reading.terms(i).items()
+    return joined(pairs)
+
+
+def _bent(reading: Reading) -> Mapping[int, Factors]:
+    """Node of a sum -> `Branch.bent`, before it is divided by what is kept."""
+    pairs: list[tuple[int, Factors]] = []
     for read in reading.absorbed():
         if not read.by_product and read.node not in reading.sums:
-            bent += read.terms.items()
-    of_streams: list[tuple[int, Factors]] = []
-    for i in (*starts, *ends):
-        of_streams += reading.terms(i).items()
-    return joined(bent) | joined(of_streams)
+            pairs += read.terms.items()
+    return joined(pairs)

@@ -27,9 +27,22 @@ def digest(jaxpr: core.ClosedJaxpr) -> str:
 
 
 def calls_host(jaxpr: core.ClosedJaxpr) -> bool:
-    """Whether a program computes with code on the host, which a trace does not show; a print does not."""
-    names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
-    return any("callback" in name and not name.startswith("debug_") for name in names)
+    """Whether a program computes with code on the host that neither a trace nor a `stated_version` shows.
+
+    A print does not.
+    """
+    for eqn in all_equations(jaxpr):
+        name = eqn.primitive.name
+        called = getattr(eqn.params.get("callback"), "callback_func", None)
+        if "callback" in name and not name.startswith("debug_") and stated_version(called) is None:
+            return True
+    return False
+
+
+def stated_version(source: Any) -> str | None:
+    """What ``fingerprint()`` of a user's function or object returns, which changes with what it computes or reads."""
+    own = getattr(source, "fingerprint", None)
+    return str(own()) if callable(own) else None
 
 
 _NAMES = {"name", "name_and_src_info", "debug_info"}  # parameters of equations that only people read
@@ -100,7 +113,10 @@ def _array(value: Any) -> str:
 
 
 def _host_code(function: Any) -> str:
-    """A callback on the host, which no trace shows, by its content, or as an object that is no other."""
+    """A callback on the host, which no trace shows, by its version or content, or as an object that is no other."""
+    version = stated_version(function)
+    if version is not None:
+        return version
     content = io.BytesIO()
     try:
         _Parts(content).dump(function)

@@ -101,3 +101,37 @@ def test_models_of_the_package_are_ok_evaluated_too(name):
     audit = dm.audit(model, reference, inputs)
     assert audit.verdict == "ok", str(audit)
     assert not any("outputs" in note for note in audit.notes)
+
+
+BENDS = {
+    "gelu": jax.nn.gelu,
+    "exact gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "scaled tanh": lambda x: 1.7159 * jnp.tanh(2 / 3 * x),
+    "small inside": lambda x: jnp.tanh(0.3 * x),
+}
+
+
+@pytest.mark.parametrize("bend", BENDS.values(), ids=BENDS)
+@pytest.mark.parametrize("base_depth", [1, 2])
+def test_a_number_inside_of_a_nonlinearity_is_no_factor_of_the_stream_that_it_reads(bend, base_depth):
+    def pre_activation(width, depth, edited):
+        branch = RULE.residual_multiplier(depth / base_depth) if edited else 1.0
+        shapes = {"stem": (5, width), "head": (width, 3)} | {f"layer_{i}": (width, width) for i in range(depth)}
+
+        def apply(p, x):
+            h = x @ p["stem"]
+            for i in range(depth):
+                h = h + branch * (bend(h) @ p[f"layer_{i}"])
+            return bend(h) @ p["head"] * (8 / width if edited else 1.0)
+
+        return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+    of = lambda edited, **options: dm.audit(
+        pre_activation(24, 4, edited), pre_activation(8, base_depth, edited), X, **options
+    )
+    assert of(True).ok
+    assert of(False).ok
+    assert {finding.name for finding in of(False, carry=False).findings} == {
+        "missing_branch_multiplier",
+        "readout_not_scaled",
+    }

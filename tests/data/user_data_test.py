@@ -338,3 +338,16 @@ def test_the_digest_is_that_of_the_examples_or_of_a_fingerprint(given):
     first = given(source, None).checksums
     source.fingerprint = lambda: "version 2"
     assert given(source, None).checksums != first
+
+
+@pytest.mark.parametrize("kind", ["records", "batches"])
+def test_data_that_state_their_version_are_known(given, kind):
+    def source():
+        return KINDS["records"](*PAIR[0]) if kind == "records" else lambda seed: itertools.repeat(PAIR[0])
+
+    stated = [source(), source()]
+    for each, version in zip(stated, ("version 1", "version 2"), strict=True):
+        each.fingerprint = lambda version=version: version
+    one, other = (given(each, None) for each in stated)
+    assert (given(source(), None).is_known, one.is_known) == (False, True)
+    assert one.checksums != other.checksums

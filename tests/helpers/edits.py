@@ -1,7 +1,8 @@
 """Edits of a user's files, data and settings between two attempts of a run, and what the second attempt makes of each.
 
 ``python tests/helpers/edits.py`` prints a table with its counts: of `CHANGES` those are right that refuse to go on,
-of `HARMLESS` those that go on.
+of `HARMLESS` those that go on. ``python tests/helpers/edits.py stated`` counts the harmless ones where code on the host
+takes part, which states its version.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def scaled(x, by=0.5):
     """x times a factor."""
     factor = by * TABLE["a"][1]
     return factor * x
+def stated_on_host(x):
+    return on_host(x)
+stated_on_host.fingerprint = lambda: "version 1"
 def on_host(x):
     return np.float32(2) * np.float32((pathlib.Path(__file__).parent / "host.txt").read_text()) * x
 ''',
@@ -83,6 +87,12 @@ class HostNet(Net):
         out = nn.Dense(2)(x)
         kept = jax.lax.stop_gradient(out)
         return out + jax.pure_callback(helper.on_host, kept, kept, vmap_method="sequential")
+class StatedHostNet(Net):
+    @nn.compact
+    def __call__(self, x):
+        out = nn.Dense(2)(x)
+        kept = jax.lax.stop_gradient(out)
+        return out + jax.pure_callback(helper.stated_on_host, kept, kept, vmap_method="sequential")
 def loss(outputs, targets):
     return optax.squared_error(outputs, targets).mean() + 1e-3 * (outputs ** 2).mean()
 def optimizer(info, rule, learning_rate):
@@ -104,6 +114,12 @@ def batches(seed):
     for step in range(100):
         rows = 5 * min(step, 5) + np.arange(5)
         yield x[rows] * (1.0 + (step == 50)), x[rows]
+class StatedRecords(Records):
+    def fingerprint(self):
+        return "version 1"
+def stated_batches(seed):
+    return batches(seed)
+stated_batches.fingerprint = lambda: "version 1"
 def prepare(key, batch):
     return batch[0] * 1.0, batch[1]
 def arrays():
@@ -115,6 +131,12 @@ def records():
 def stream():
     x = np.load(FILE)
     return batches, (x[30:], x[30:]), prepare
+def stated_records():
+    x = np.load(FILE)
+    return StatedRecords(x[:30]), StatedRecords(x[30:]), prepare
+def stated_stream():
+    x = np.load(FILE)
+    return stated_batches, (x[30:], x[30:]), prepare
 """,
     "shift.txt": "0.25",
     "host.txt": "2",
@@ -130,7 +152,7 @@ class Edit:
     file: str = ""
     old: str = ""
     new: str = ""
-    kind: str = "arrays"  # of the data: arrays, records, stream; ours: our own network; host: with a callback
+    kind: str = "arrays"  # of the data: arrays, records, stream; ours: our own network; host: with a callback; `STATED`
     values: tuple[int, ...] = ()  # examples that change
     setting: tuple[str, object] | None = None  # of JAX, or of the config
     environment: str = ""  # a variable that becomes 2
@@ -229,6 +251,8 @@ HARMLESS = {
         "x = np.load(FILE)\n    return (x[:30]", "x = np.array(np.load(FILE))\n    return (x[:30]"
     ),
 }
+# Kinds of data and networks with code on the host that states its version.
+STATED = ("stated_records", "stated_stream", "stated_host")
 # Changes that go on without a word, which docs/training.md names.
 SILENT = {"a record that is not sampled", "a later batch of a stream, by a file", "a file that a callback reads"}
 
@@ -269,8 +293,9 @@ class Project:
             run = default_config()
             run.data.update(name="synthetic", train_examples=30, test_examples=10)
         else:
-            run = default_config(f"{self._name}.net:{'HostNet' if kind == 'host' else 'Net'}")
-            run.data.name = f"python:{self._name}.data:{'arrays' if kind == 'host' else kind}"
+            networks = {"host": "HostNet", "stated_host": "StatedHostNet"}
+            run = default_config(f"{self._name}.net:{networks.get(kind, 'Net')}")
+            run.data.name = f"python:{self._name}.data:{'arrays' if kind in networks else kind}"
             run.model.audit = False
             run.loss, run.optimizer.name = f"{self._name}.net:loss", f"{self._name}.net:optimizer"
         run.model.update(width=8, depth=2)
@@ -330,7 +355,19 @@ def outcomes(root: pathlib.Path) -> dict[str, bool]:
     return {name: project.goes_on(edit) for name, edit in (CHANGES | HARMLESS).items()}
 
 
+def harmless_but_refused(root: pathlib.Path, kind: str) -> list[str]:
+    """The harmless edits with which a run of a kind does not go on."""
+    project = Project(root)
+    return [name for name, edit in HARMLESS.items() if not project.goes_on(dataclasses.replace(edit, kind=kind))]
+
+
 def main() -> None:
+    if sys.argv[1:] == ["stated"]:
+        for kind in STATED:
+            with tempfile.TemporaryDirectory() as root:
+                names = harmless_but_refused(pathlib.Path(root), kind)
+            print(f"{kind}: {len(names)} of {len(HARMLESS)} harmless edits are refused {names}", flush=True)
+        return
     with tempfile.TemporaryDirectory() as root:
         found = outcomes(pathlib.Path(root))
     said = {True: "goes on", False: "refused"}

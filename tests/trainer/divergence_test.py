@@ -12,7 +12,7 @@ from small_runs import config
 
 from depthmup_flax.trainer import loop
 from depthmup_flax.trainer.engine.from_config import build
-from depthmup_flax.trainer.engine.outcome import diverged_in
+from depthmup_flax.trainer.engine.outcome import diverged_in, outcome, read
 from depthmup_flax.trainer.engine.task import is_finite
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.trainer.runs.checkpoint import read_checkpoint
@@ -71,6 +71,12 @@ def test_what_was_not_finite_first_is_named():
     params = dict(state.carry.params)
     params["readout"] = jax.tree.map(lambda x: x * jnp.nan, params["readout"])
     assert "readout" in diverged_in(state.replace(carry=state.carry.replace(params=params)), {"test_loss": 1.0})
+
+
+def test_a_run_of_several_in_one_program_names_it_without_its_parameters():
+    state = build(config()).init({})
+    assert outcome(read(state), {"test_loss": math.nan})["diverged_in"] == "the test loss"
+    assert outcome(read(state), {"test_loss": 1.0})["diverged_in"] is None
 
 
 def test_a_state_is_finite_if_no_parameter_is_nan_or_infinite_and_no_moment_is_nan():

@@ -42,12 +42,19 @@ class Choice:
 
 
 def _none_finite(records: Sequence[Record]) -> str:
-    """Why a search has no optimum; a loss that is not finite before the first update is none of the rate's."""
+    """Why a search has no optimum; a loss that is not finite before the first update is none of the rate's.
+
+    Nor is one that only the evaluation has.
+    """
     if all(record.diverged_at_step == 1 for record in records):
         return (
             "every run diverged at step 1, before any update: the loss of the first batch is not finite, whatever the "
             "learning rate. Look at the loss, the network and its numbers' precision."
         )
+    evaluated = {record.diverged_in for record in records}
+    if evaluated <= {"the test loss", "the validation loss"}:
+        which = " or ".join(sorted(map(str, evaluated)))
+        return f"of every run {which} is not finite, but the training loss is. Look at that data."
     return "every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps."
 
 

@@ -52,6 +52,7 @@ def outcome(
         "test_metrics": evaluated,
         "steps": int(numbers.step),
         "diverged_at_step": diverged_at,
+        "diverged_in": None if completed else diverged_in(numbers, test),
     }
 
 
@@ -79,7 +80,7 @@ def summary(result: Json) -> str:
     if result["status"] == PREEMPTED:
         text = f"preempted after step {result['steps']}"
     elif result["status"] == DIVERGED:
-        what = result.get("diverged_in", "the loss")
+        what = result.get("diverged_in") or "the loss"
         text = f"diverged: {what} was not finite at step {result['diverged_at_step']}"
     else:
         mean = "not finite" if result["train_loss_avg"] is None else f"{result['train_loss_avg']:.4f}"
