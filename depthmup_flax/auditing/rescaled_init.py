@@ -301,10 +301,15 @@ def _nearest_power(
     tolerance: float,
     otherwise: jax.Array | float,
 ) -> jax.Array:
-    """The closest power of the width ratios, if its logarithm is within ``tolerance``."""
-    halves = (0.0, -0.5, 0.5)
-    exponents = itertools.product(halves, halves)
-    powers = jnp.asarray([info.width_in**a * info.width_out**b for a, b in exponents])
+    """The closest power of the ratios of width and depth, if its logarithm is within ``tolerance``.
+
+    Initializers that know the depth divide by its square root, as GPT-2's, or by it.
+    """
+    of_widths = (0.0, -0.5, 0.5)
+    of_depth = (0.0, 0.5, 1.0)
+    exponents = itertools.product(of_widths, of_widths, of_depth)
+    ratios = (info.width_in, info.width_out, info.depth_ratio)
+    powers = jnp.asarray([math.prod(map(pow, ratios, each)) for each in exponents])
     distances = jnp.abs(jnp.log(measured / powers))
     closest = jnp.argmin(distances)
     return jnp.where(distances[closest] <= tolerance, powers[closest], otherwise)

@@ -57,6 +57,18 @@ def test_initial_deviations_are_corrected_by_exact_powers_of_the_ratio(init, fac
             np.testing.assert_array_equal(new[path], leaf * np.float32(factors.get(path, 1.0)), err_msg=path)
 
 
+@pytest.mark.parametrize("power", [0.5, 1.0])
+@pytest.mark.parametrize(("m", "r"), [(4.0, 3.0), (2.0, 6.0), (1.0, 16.0)])
+def test_initializers_that_know_the_depth_are_corrected_by_exact_powers(m, r, power):
+    keys = jax.random.split(jax.random.key(0))
+    width = int(64 * m)
+    base = {"w": 0.02 * jax.random.normal(keys[0], (64, 64))}
+    params = {"w": 0.02 * r**-power * jax.random.normal(keys[1], (width, width))}
+    info = {"w": ParamInfo(Role.HIDDEN, (width, width), m, m, True, r, model_width=m)}
+    new = rescale_init(params, base, info, RULE)
+    np.testing.assert_allclose(new["w"], params["w"] * m**-0.5 * r**power, rtol=1e-6)
+
+
 def test_a_correction_that_is_no_power_is_the_measured_one():
     init = nn.initializers.xavier_normal()
     params, base = weights(init, 128, 0), weights(init, 32, 1)

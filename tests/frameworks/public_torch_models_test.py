@@ -117,8 +117,23 @@ def gpt2_by_hand(model, m, r):
     model.transformer.ln_f = torch.nn.Sequential(model.transformer.ln_f, Times(1 / m))
 
 
+def timm_vit_by_hand(model, m, r):
+    for block in model.blocks:
+        block.ls1 = block.ls2 = Times(r**-0.5)
+    model.norm = torch.nn.Sequential(model.norm, Times(1 / m))
+
+
+def llama_by_hand(model, m, r):
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda module, inputs, output: output * r**-0.5)
+        layer.self_attn.register_forward_hook(lambda module, inputs, output: (output[0] * r**-0.5, *output[1:]))
+    model.model.norm = torch.nn.Sequential(model.model.norm, Times(1 / m))
+
+
 BY_HAND = {
     "transformers GPT-2": (gpt2_by_hand, "transformer.h."),
+    "timm ViT": (timm_vit_by_hand, "blocks."),
+    "transformers Llama": (llama_by_hand, "model.layers."),
 }
 
 
@@ -138,12 +153,13 @@ def course(model, name, optimizer, steps=50):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("width", "depth"), [(64, 4), (128, 6)])
 @pytest.mark.parametrize("name", BY_HAND)
-def test_groups_train_as_a_public_model_with_the_factors_written_into_it(name):
+def test_groups_train_as_a_public_model_with_the_factors_written_into_it(name, width, depth):
     make, inputs, output = MODELS[name]
-    (edit, branches), m, r = BY_HAND[name], 2.0, 2.0
+    (edit, branches), m, r = BY_HAND[name], width / 32, depth / 2
     torch.manual_seed(0)
-    model, base = make(64, 4), make(32, 2)
+    model, base = make(width, depth), make(32, 2)
     audit = dm.audit(model, base, inputs, output=output)
     for optimizer, rate in (("adam", 1e-3), ("sgd", 1e-3)):
         plain, hand = copy.deepcopy(model), copy.deepcopy(model)
@@ -164,7 +180,7 @@ def test_groups_train_as_a_public_model_with_the_factors_written_into_it(name):
             if is_inside and is_matrix:
                 parameter.data.mul_(m**-0.5 * (r**0.5 if "c_proj" in path else 1.0))
             update = (r**-0.5 if is_inside else 1.0) / (m if is_inside and is_matrix else 1.0)
-            gradient = m * (r**0.5 if is_inside else 1.0)
+            gradient = (1.0 if path == "head.bias" else m) * (r**0.5 if is_inside else 1.0)
             factor = update if optimizer == "adam" else update * gradient
             group = {"params": [parameter], "lr": rate * factor, "weight_decay": 0.1 / factor if is_matrix else 0.0}
             own.append(group | ({"eps": 1e-8 / gradient} if optimizer == "adam" else {}))
