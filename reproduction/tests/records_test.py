@@ -77,7 +77,8 @@ def test_migrated_records_have_their_names_and_everything_else_as_it_was(earlier
     read = lambda: [json.loads(line) for line in (earlier / "records.jsonl").read_text().splitlines()]
     before = read()
     migrate.main(str(earlier))
-    assert [{**record, "run": "earlier"} for record in read()] == [{"course": {}, **record} for record in before]
+    new = {"course": {}, "diverged_in": None}
+    assert [{**record, "run": "earlier"} for record in read()] == [{**new, **record} for record in before]
     committed = read_sweep([REPRODUCTION / "rules" / "records" / "chains_gpt_muon"])
     migrated = read_sweep([earlier])
     assert (migrated.records, migrated.notes) == (committed.records, [])

@@ -4,6 +4,7 @@ import copy
 import functools
 import importlib.util
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -189,6 +190,43 @@ def test_groups_train_as_a_public_model_with_the_factors_written_into_it(name, w
         ours, theirs = course(plain, name, of(groups)), course(hand, name, of(own))
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert ours[-1] < ours[0]
+
+
+def change_of_output(name, width, depth, seed, *, ours):
+    """Root mean square, after five steps of Adam."""
+    make, inputs, output = MODELS[name]
+    torch.manual_seed(seed)
+    model, base = make(width, depth), make(64, 4)
+    groups = model.parameters()
+    if ours:
+        audit = dm.audit(model, base, inputs, output=output)
+        dm.rescale_init_(model, base, audit)
+        groups = dm.param_groups(model, audit, learning_rate=2**-8)
+    optimizer = torch.optim.AdamW(groups, lr=2**-8, weight_decay=0.0)
+
+    def outputs():
+        with torch.no_grad():
+            return model(inputs) if output is None else model(**inputs)[output]
+
+    model.eval()
+    before = outputs()
+    course(model, name, optimizer, steps=5)
+    return (outputs() - before).square().mean().sqrt().item()
+
+
+def exponent(name, sizes, *, ours):
+    """Of the change of the outputs over the product of width and depth; two seeds."""
+    changes = [np.mean([change_of_output(name, *size, seed, ours=ours) for seed in range(2)]) for size in sizes]
+    return np.polyfit(np.log2([width * depth for width, depth in sizes]), np.log2(changes), 1)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_change_of_a_public_models_outputs_depends_on_neither_width_nor_depth(name):
+    widths, depths = ((64, 4), (128, 4), (256, 4)), ((64, 4), (64, 8), (64, 16))
+    assert abs(exponent(name, widths, ours=True)) < 0.2
+    assert abs(exponent(name, depths, ours=True)) < 0.2
+    assert exponent(name, widths, ours=False) > 0.5
 
 
 if __name__ == "__main__":
