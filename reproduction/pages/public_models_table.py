@@ -1,4 +1,4 @@
-"""Writes the table and the figure of reproduction/pages/public_models.md: python -m reproduction.public_models.table
+"""Writes table and figure of reproduction/pages/public_models.md: python -m reproduction.pages.public_models_table
 
 Best rates are those of a parabola through the lowest mean and its neighbors, intervals 95 % percentiles of 4,000
 resamplings of seeds; a resampling takes the same seeds of all runs, since a seed has the same batches in each.
@@ -17,8 +17,9 @@ from reproduction.pages.generated_parts import with_part
 from reproduction.recomputed import lowest
 
 HERE = pathlib.Path(__file__).parent
-PAGE = HERE.parent / "pages" / "public_models.md"
-PART = "<!-- public models: python -m reproduction.public_models.table -->", "<!-- end of public models -->"
+PAGE = HERE / "public_models.md"
+RECORDS = HERE.parent / "public_models" / "records"
+PART = "<!-- public models: python -m reproduction.pages.public_models_table -->", "<!-- end of public models -->"
 CONSTANT_GUESS = {"vit": np.log(10), "llm": 3.31, "mamba2": 3.31}  # its loss in nats, as registered
 TITLES = {"vit": "ViT", "llm": "Qwen 3", "mamba2": "Mamba-2"}
 LINES = {
@@ -32,8 +33,7 @@ Measure = Callable[[Runs], float]
 
 def read(model: str) -> tuple[Runs, float]:
     """The runs of the seeds that all runs have, and the processor seconds of all."""
-    path = HERE / "records" / f"{model}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in (RECORDS / f"{model}.jsonl").read_text().splitlines()]
     losses = {(name, seed, rate): loss for name, seed, rate, loss, _ in rows}
     rates = {name: sorted({row[2] for row in rows if row[0] == name}) for name in LINES}
     needed = [(name, rate) for name in LINES for rate in rates[name]]
@@ -148,11 +148,15 @@ def draw(models: dict[str, tuple[Runs, float]]) -> None:
     figure.savefig(PAGE.with_suffix(".png"), dpi=200)
 
 
+def renewed(page: str) -> str:
+    """The page with what the records give."""
+    return with_part(page, *PART, table({name: read(name) for name in TITLES}))
+
+
 def main() -> None:
-    """Renews the page's table and figure."""
-    models = {name: read(name) for name in TITLES}
-    PAGE.write_text(with_part(PAGE.read_text(), *PART, table(models)))
-    draw(models)
+    """Renews the page and its figure."""
+    PAGE.write_text(renewed(PAGE.read_text()))
+    draw({name: read(name) for name in TITLES})
 
 
 if __name__ == "__main__":
