@@ -18,7 +18,7 @@ from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 import depthmup_flax as dm
 
 BASE, LARGE = (16, 2), (64, 8)  # width, depth
-RATES, PLAIN_RATES = dm.powers_of_two(-7, -3), dm.powers_of_two(-9, -5)
+RATES, PLAIN_RATES = dm.powers_of_two(-7, -3), dm.powers_of_two(-9, -3)
 STEPS, BATCH, LENGTH, VOCABULARY, SEEDS = 200, 8, 32, 65, range(5)
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1.0, STEPS // 10, STEPS)
 

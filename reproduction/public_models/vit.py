@@ -19,7 +19,7 @@ from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
 import depthmup_flax as dm
 
 BASE, LARGE = (16, 2), (64, 8)  # width, depth
-RATES, PLAIN_RATES = dm.powers_of_two(-8, -4), dm.powers_of_two(-10, -6)
+RATES, PLAIN_RATES = dm.powers_of_two(-8, -4), dm.powers_of_two(-10, -4)
 STEPS, BATCH, SEEDS = 200, 16, range(5)
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1.0, STEPS // 10, STEPS)
 
