@@ -19,7 +19,7 @@ from tunix.models.qwen3.model import ModelConfig, Qwen3
 import depthmup_flax as dm
 
 BASE, LARGE = (16, 2), (64, 8)  # width, depth
-RATES, PLAIN_RATES = dm.powers_of_two(-7, -2), dm.powers_of_two(-9, -3)
+RATES, PLAIN_RATES = dm.powers_of_two(-7, -2), dm.powers_of_two(-9, -2)
 STEPS, BATCH, LENGTH, VOCABULARY, SEEDS = 400, 8, 32, 65, range(5)
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1.0, STEPS // 10, STEPS)
 INPUTS = jnp.arange(LENGTH)[None], None, jnp.tril(jnp.ones((1, LENGTH, LENGTH), bool))  # positions, no cache, mask
