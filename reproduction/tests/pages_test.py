@@ -30,6 +30,7 @@ def test_links_lead_to_files_that_exist(page):
         "factors_table",
         "ladder_table",
         "by_class_table",
+        "public_models_table",
         pytest.param("rule_benchmark_table", marks=pytest.mark.slow),
     ],
 )
