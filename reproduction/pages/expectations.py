@@ -146,7 +146,7 @@ ROWS = (
     ),
     Row(
         "It transfers in three public models",
-        "[public_models.md](public_models.md): a ViT, Qwen 3, Mamba-2, 16 x 2 to 64 x 8, 5 seeds; Qwen 3 by its cost alone",
+        "[public_models.md](public_models.md): ViT, Qwen 3, Mamba-2, 16 x 2 to 64 x 8, n = 5; Qwen 3 by its cost alone",
         "`python reproduction/public_models/vit.py`, ...",
     ),
     Row("Elsewhere it", "[drift.md](drift.md)", "`python -m reproduction.drift.runs`, `... .over_depth`"),
