@@ -1,6 +1,6 @@
 """MaxText's Transformer and its train step, unchanged, with the rule as the optimizer of its state; layers in `scan`.
 
-pip install maxtext and what its train step imports; DECOUPLE_GCLOUD=TRUE python examples/maxtext_train.py
+uv pip install . maxtext jinja2 (Python 3.12); DECOUPLE_GCLOUD=TRUE python examples/maxtext_train.py
 """
 
 import functools

@@ -88,7 +88,7 @@ while read -r name config scale minutes; do
   (train "$name" "$config" "$scale" "$left") >>"$out/$name.log" 2>&1 </dev/null || status=$?
   case $status in
     0) touch "$out/$name/done" ;;
-    75 | 124 | 137 | 143) echo "$name is not done: run the same command again"; exit "$AGAIN" ;;
+    75 | 124 | 143) echo "$name is not done: run the same command again"; exit "$AGAIN" ;;
     *) failed=1; echo "$name failed with exit code $status:"; tail -n 5 "$out/$name.log" ;;
   esac
 done <<<"$plan"

@@ -223,6 +223,7 @@ def _read_sum(
             factor = total
     onward = ratio_of(branch.carried, counterpart.carried)
     if onward is None:
+        # Behind a nonlinearity, whose own numbers are no factors, nothing is known to fade.
         onward = ratio_of(branch.bent, counterpart.bent)
     elif growth:
         onward *= min(counterpart.carried) ** growth

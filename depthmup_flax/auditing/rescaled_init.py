@@ -78,7 +78,8 @@ def rescale_init(
     Both standard deviations are measured, so they have a sampling error. Common initializers scale
     with powers of the fan-in or fan-out: if the closest ``m_in^a m_out^b`` with a, b in {-1/2, 0,
     1/2} is within four standard errors of the measured correction, it is used instead. That is
-    exactly 1 for a hidden ``lecun_normal``.
+    exactly 1 for a hidden ``lecun_normal``. If none is, weights of branches may differ by ``r^1/2``
+    or ``r`` besides, as from initializers that divide by these.
 
     Under ``jit`` and ``vmap``, the program measures the factors of each call. To measure once, for
     all seeds, call `init_factors` outside and apply `multiplied`.
@@ -258,7 +259,7 @@ def _factor(path: str, leaf: Leaf, base_leaf: Leaf, info: ParamInfo, rule: Param
     if info.role is Role.VECTOR:
         factor = jnp.where(values.is_centered & base.is_centered, _of_vector(measured, info, tolerance), 1.0)
     else:
-        factor = _nearest_power(measured, info, tolerance, measured)
+        factor = _of_weight(measured, info, tolerance)
     factor = jnp.where(values.is_constant & base.is_constant, 1.0, factor)
     factor = jnp.where(values.is_constant != base.is_constant, math.nan, factor)
     if isinstance(factor, jax.core.Tracer):
@@ -292,24 +293,34 @@ class _Values:
 
 def _of_vector(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
     """The nearest power of the width, or 1: vectors are short, or have a meaning."""
-    return _nearest_power(measured, info, tolerance, 1.0)
+    return _nearest(measured, _powers_of_width(info), tolerance, 1.0)
 
 
-def _nearest_power(
-    measured: jax.Array,
-    info: ParamInfo,
-    tolerance: float,
-    otherwise: jax.Array | float,
-) -> jax.Array:
-    """The closest power of the ratios of width and depth, if its logarithm is within ``tolerance``.
+def _of_weight(measured: jax.Array, info: ParamInfo, tolerance: float) -> jax.Array:
+    """The nearest power of the width; else that times one of the depth; else what is measured.
 
     Initializers that know the depth divide by its square root, as GPT-2's, or by it.
     """
-    of_widths = (0.0, -0.5, 0.5)
-    of_depth = (0.0, 0.5, 1.0)
-    exponents = itertools.product(of_widths, of_widths, of_depth)
-    ratios = (info.width_in, info.width_out, info.depth_ratio)
-    powers = jnp.asarray([math.prod(map(pow, ratios, each)) for each in exponents])
+    of_width = _powers_of_width(info)
+    of_depth = jnp.asarray([info.depth_ratio**0.5, info.depth_ratio])
+    of_both = jnp.outer(of_depth, of_width).ravel()
+    otherwise = _nearest(measured, of_both, tolerance, measured)
+    return _nearest(measured, of_width, tolerance, otherwise)
+
+
+def _powers_of_width(info: ParamInfo) -> jax.Array:
+    halves = (0.0, -0.5, 0.5)
+    exponents = itertools.product(halves, halves)
+    return jnp.asarray([info.width_in**a * info.width_out**b for a, b in exponents])
+
+
+def _nearest(
+    measured: jax.Array,
+    powers: jax.Array,
+    tolerance: float,
+    otherwise: jax.Array | float,
+) -> jax.Array:
+    """The closest of the powers, if its logarithm is within ``tolerance``."""
     distances = jnp.abs(jnp.log(measured / powers))
     closest = jnp.argmin(distances)
     return jnp.where(distances[closest] <= tolerance, powers[closest], otherwise)

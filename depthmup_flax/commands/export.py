@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> None:
     except InputError as error:
         # The argument of `depthmup_flax.audit` is a flag here, which takes a name or a number.
         text = _OUTPUTS.sub("--result=logits or --result=0.", str(error))
-        raise InputError(text.replace("output is", "result is")) from error
+        raise InputError(re.sub(r"^output is", "result is", text)) from error
     if not result:
         print(result)  # which says what to write
     result.require()

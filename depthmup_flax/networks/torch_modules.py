@@ -153,13 +153,13 @@ def torch_module(module: Any) -> Adapter:
 
 
 def parameters_by_name(module: Any) -> dict[str, Any]:
-    """``named_parameters()``; `InputError` for one that has no shape yet, as those of ``LazyLinear``."""
+    """``named_parameters()``; `InputError` for a tensor that has no shape yet, as those of ``LazyLinear``."""
     import torch
 
     params = dict(module.named_parameters())
-    for name, parameter in params.items():
-        if torch.nn.parameter.is_lazy(parameter):
-            raise InputError(f"parameter {name!r} has no shape yet: call the module on a batch first, as module(x).")
+    for name, tensor in {**params, **dict(module.named_buffers())}.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InputError(f"{name!r} has no shape yet: call the module on a batch first, as module(x).")
     return params
 
 

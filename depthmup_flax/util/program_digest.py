@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.jaxprs import all_equations, opened
 
 
@@ -40,9 +41,23 @@ def calls_host(jaxpr: core.ClosedJaxpr) -> bool:
 
 
 def stated_version(source: Any) -> str | None:
-    """What ``fingerprint()`` of a user's function or object returns, which changes with what it computes or reads."""
+    """What ``fingerprint()`` of a user's function or object returns, which changes with what it computes or reads.
+
+    ``None`` without that method. `InputError` if it returns ``None``.
+    """
     own = getattr(source, "fingerprint", None)
-    return str(own()) if callable(own) else None
+    if isinstance(source, type) or not callable(own):
+        return None
+    version = own()
+    if version is None:
+        raise InputError(f"{_name_of(source)}.fingerprint() returned None: return a version, such as 'v1'.")
+    return str(version)
+
+
+def _name_of(source: Any) -> str:
+    """That of a function, or of an object's class."""
+    named = source if hasattr(source, "__qualname__") else type(source)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 _NAMES = {"name", "name_and_src_info", "debug_info"}  # parameters of equations that only people read
@@ -113,10 +128,10 @@ def _array(value: Any) -> str:
 
 
 def _host_code(function: Any) -> str:
-    """A callback on the host, which no trace shows, by its version or content, or as an object that is no other."""
+    """A callback on the host, which no trace shows, by name and version or by content, else as an object of its own."""
     version = stated_version(function)
     if version is not None:
-        return version
+        return f"{_name_of(function)} {version}"
     content = io.BytesIO()
     try:
         _Parts(content).dump(function)

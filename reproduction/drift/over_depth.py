@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from depthmup_flax.config import from_file
 from depthmup_flax.data import LoadOnce
-from depthmup_flax.search.sweep.grid import powers_of_two, sweep_config
+from depthmup_flax.search.sweep.grid import expand, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import sweep
-from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED
+from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_sweep
 from reproduction.drift.cells import RANDOM, Cell
 from reproduction.rules.command import asked
 from reproduction.rules.runs import begun, ship
@@ -138,6 +138,8 @@ def train(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
     """Trains what the records lack, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
     for name in names:
+        if is_done(name):
+            continue
         if time.process_time() - start > 3600 * hours:
             log.warning("%g processor hours are used; the same command continues", hours)
             return
@@ -145,6 +147,14 @@ def train(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
         directory = begun(workdir / name, of_records)
         sweep(SWEEPS[name](), directory, load=load)
         ship(directory, of_records)
+
+
+def is_done(name: str) -> bool:
+    """Whether the committed records have as many runs as the sweep, wherever the text lay."""
+    directory = RECORDS / f"over-depth-{name}"
+    if not (directory / "sweep.json").exists():
+        return False
+    return len(read_sweep([directory]).records) >= len(expand(SWEEPS[name]()))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,22 @@ def test_initializers_that_know_the_depth_are_corrected_by_exact_powers(m, r, po
     np.testing.assert_allclose(new["w"], params["w"] * m**-0.5 * r**power, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("width", "m", "r"), [(16, 4.0, 3.5), (32, 8.0, 7.0), (64, 4.0, 3.0), (64, 8.0, 6.0)])
+def test_powers_of_the_depth_are_taken_for_none_of_the_width(width, m, r):
+    large = int(width * m)
+    for seed in range(20):
+        keys = jax.random.split(jax.random.key(seed), 4)
+        base = {"w": jax.random.normal(keys[0], (width, width)) * width**-0.5}
+        base["b"] = jax.random.uniform(keys[1], (width,), minval=-1, maxval=1) * width**-0.5
+        params = {"w": jax.random.normal(keys[2], (large, large)) * large**-0.5}
+        params["b"] = jax.random.uniform(keys[3], (large,), minval=-1, maxval=1) * large**-0.5
+        info = {"w": ParamInfo(Role.HIDDEN, (large, large), m, m, True, r, model_width=m)}
+        info["b"] = ParamInfo(Role.VECTOR, (large,), 1.0, m, True, r, model_width=m)
+        new = rescale_init(params, base, info, RULE)
+        np.testing.assert_allclose(new["w"], params["w"], rtol=1e-6)
+        np.testing.assert_allclose(new["b"], params["b"] * m**0.5, rtol=1e-6)
+
+
 def test_a_correction_that_is_no_power_is_the_measured_one():
     init = nn.initializers.xavier_normal()
     params, base = weights(init, 128, 0), weights(init, 32, 1)

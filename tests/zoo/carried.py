@@ -45,13 +45,13 @@ def plain(kind: Kind) -> str:
         return "refused"
 
 
-def outcome(kind: Kind, mistake: str) -> tuple[str, float]:
+def outcome(kind: Kind, mistake: str, tolerance: float = 2e-3) -> tuple[str, float]:
     """What becomes of a mistake if parameters may carry it, and how far the outputs are from the right model's."""
     audit = kind.audit(mistake, carry=True)
     if not audit.ok:
         return (NAMED if audit.findings else UNREAD), 0.0
     error = distance(kind, mistake, audit)
-    return (CARRIED if error < 2e-3 else WRONG), error
+    return (CARRIED if error < tolerance else WRONG), error
 
 
 def distance(kind: Kind, mistake: str, audit: Audit) -> float:

@@ -100,7 +100,8 @@ def test_a_right_model_without_its_edits_carries_them_unless_nothing_can(name):
         assert verdict == carried.NAMED
     elif verdict == "ok" and kind.naming is not None:
         own = carried.edits(kind)
-        assert {carried.outcome(kind, out)[0] for out in {*own[:1], "+".join(own)}} == {carried.CARRIED}
+        tolerance = 2e-2 if name.endswith("bfloat16") else 2e-3  # another product is rounded
+        assert {carried.outcome(kind, out, tolerance)[0] for out in {*own[:1], "+".join(own)}} == {carried.CARRIED}
     else:
         assert verdict == "ok" or kind.rare or name in LIMITS
 

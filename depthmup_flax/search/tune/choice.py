@@ -54,7 +54,10 @@ def _none_finite(records: Sequence[Record]) -> str:
     evaluated = {record.diverged_in for record in records}
     if evaluated <= {"the test loss", "the validation loss"}:
         which = " or ".join(sorted(map(str, evaluated)))
-        return f"of every run {which} is not finite, but the training loss is. Look at that data."
+        return (
+            f"{which} is not finite in every run, the training loss is: look at that data, and at what evaluation does "
+            "otherwise, such as running statistics."
+        )
     return "every run diverged: lower optimizer.learning_rate, or lengthen optimizer.warmup_steps."
 
 
