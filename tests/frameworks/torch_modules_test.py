@@ -278,6 +278,9 @@ def test_parameters_without_shapes_or_made_for_inference_are_refused_by_name(siz
     x = torch.ones(3, 6)
     with pytest.raises(dm.InputError, match=r"'stem\.weight' has no shape"):
         dm.audit(Lazy(WIDTH, DEPTH), Lazy(BASE_WIDTH, BASE_DEPTH), x)
+    norm = nn.Sequential(nn.Linear(6, WIDTH), nn.LazyBatchNorm1d(affine=False))
+    with pytest.raises(dm.InputError, match=r"'1\.running_mean' has no shape"):
+        dm.audit(norm, norm, x)
     lazy, lazy_base = Lazy(WIDTH, DEPTH), Lazy(BASE_WIDTH, BASE_DEPTH)
     lazy(x), lazy_base(x)
     assert dm.audit(lazy, lazy_base, x).ok

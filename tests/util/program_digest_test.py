@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from depthmup_flax.util.program_digest import calls_host, digest
+import depthmup_flax as dm
+from depthmup_flax.util.program_digest import calls_host, digest, stated_version
 
 
 def program(factor, version=None):
@@ -27,3 +28,22 @@ def test_a_version_stands_for_the_code():
     assert digest(program(2, "version 1")) == digest(program(3, "version 1"))
     assert digest(program(2, "version 1")) != digest(program(2, "version 2"))
     assert digest(program(2)) != digest(program(3))
+
+
+def test_the_same_version_of_another_function_is_another_program():
+    def other(x):
+        return np.float32(2) * x
+
+    other.fingerprint = lambda: "version 1"
+    x = jnp.ones(3)
+    assert digest(program(2, "version 1")) != digest(jax.make_jaxpr(lambda x: jax.pure_callback(other, x, x))(x))
+
+
+def test_a_version_that_is_none_is_refused_and_a_classes_method_is_no_version():
+    class Source:
+        def fingerprint(self):
+            return None
+
+    with pytest.raises(dm.InputError, match="return a version"):
+        stated_version(Source())
+    assert stated_version(Source) is None
