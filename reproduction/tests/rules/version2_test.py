@@ -33,7 +33,7 @@ def test_regrets_and_limits_of_planted_losses():
 
 def cells(task, auto, noise=0.0):
     of = {"auto": auto, "depth_mup": 0.15, "completep": 0.1}
-    return {(task, "depth x4", rule): table.Cell(regret, 0.0, noise, 1.0) for rule, regret in of.items()}
+    return {(task, "depth x4", rule): table.Cell(regret, 0.0, noise, 1.0, best=1.0) for rule, regret in of.items()}
 
 
 @pytest.mark.parametrize(("auto", "chosen"), [(0.109, "auto"), (0.111, "completep")])
