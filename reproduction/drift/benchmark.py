@@ -27,8 +27,6 @@ def _at_zero(task: Task) -> Task:
 
 
 AT_ZERO: Mapping[str, Task] = {name: _at_zero(task) for name, task in TASKS.items()}
-
-
 DEEPER = "depth x4"  # the target of all fourteen tasks
 HEADER = ("task: random, zero", *RULES, "lowest loss")
 

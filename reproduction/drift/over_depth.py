@@ -30,7 +30,6 @@ RECORDS = pathlib.Path(__file__).with_name("records")
 SEEDS = (0, 1, 2, 3)
 DEPTH, WIDTH, PRESET, NORM = "model.depth", "model.width", "parametrization.preset", "model.norm"
 ZERO_BRANCH, STEPS, WARMUP = "model.zero_init_branch", "train.steps", "optimizer.warmup_steps"
-Grid = Mapping[str, Sequence[object]]
 
 AS_IT_IS = "as it is"
 # What is changed of the convolutional network, one thing at a time.

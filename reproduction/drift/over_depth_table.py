@@ -7,11 +7,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import scipy.special
 
-from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import Row, Variant, analyze
+from depthmup_flax.report.transfer import Variant, analyze
 from depthmup_flax.storage.sweep_records import Record, read_sweep
+from reproduction.drift import table
 from reproduction.drift.over_depth import (
     AS_IT_IS,
     CONV,
@@ -56,32 +55,17 @@ def _has(record: Record, point: Mapping[str, object]) -> bool:
 
 
 def _row(name: str, variant: Variant) -> tuple[str, ...]:
-    base, deep = variant.base, variant.rows[-1]
+    result = table.Result(variant, excess=math.nan)
+    deep = variant.rows[-1]
     return (
         name,
-        f"{base.optimum.at.value:.1f}" if base.optimum else "diverges",
-        _drift(deep),
-        _regret(deep, variant),
-        *(f"{row.optimum.loss.value:.3f}" if row.optimum else "diverges" for row in (base, deep)),
-        str(len(base.curve.seeds)),
+        table.best_cell(result.base),
+        table.drift_cell(deep),
+        table.regret_cell(result, deep),
+        table.lowest_cell(result.base),
+        table.lowest_cell(deep),
+        table.seeds_cell(result),
     )
-
-
-def _drift(deep: Row) -> str:
-    if deep.shift is None:
-        return "unknown"
-    half = deep.shift.half_width
-    return f"{deep.bound}{deep.shift.value:+.1f}" + ("" if half is None else f" ± {half:.1f}")
-
-
-def _regret(deep: Row, variant: Variant) -> str:
-    """As a share of what the base learns."""
-    if not isinstance(deep.regret, Estimate) or variant.base.optimum is None:
-        return "diverges"
-    learned = variant.initial_loss - variant.base.optimum.loss.value
-    ends = deep.regret.interval
-    interval = "" if ends is None else f" ({max(ends[0], 0) / learned:.3f} to {ends[1] / learned:.3f})"
-    return f"{deep.regret.value / learned:.3f}{interval}"
 
 
 def role_rows(records: pathlib.Path) -> list[tuple[str, ...]]:
@@ -110,6 +94,4 @@ def _by_seed(records: Sequence[Record], point: Mapping[str, object], objective: 
 
 def _mean(values: np.ndarray) -> str:
     """With Student's 95 % interval."""
-    count = len(values)
-    half = scipy.special.stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count)
-    return f"{values.mean():+.3f} ± {half:.3f}"
+    return f"{values.mean():+.3f} ± {table.half_width_of(values):.3f}"

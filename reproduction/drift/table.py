@@ -149,12 +149,12 @@ def row(cell: Cell, result: Result) -> tuple[str, ...]:
         cell.network + length,
         cell.optimizer,
         cell.start,
-        _best(result.base),
-        *map(_drift, sizes),
-        f"{_regret(result, result.worst)} at {_size(result.worst.size)}",
-        *map(_lowest, (result.base, *sizes[:2])),
+        best_cell(result.base),
+        *map(drift_cell, sizes),
+        f"{regret_cell(result, result.worst)} at {_size(result.worst.size)}",
+        *map(lowest_cell, (result.base, *sizes[:2])),
         _start(result),
-        _seeds(result),
+        seeds_cell(result),
     )
 
 
@@ -165,26 +165,29 @@ def ten_row(cell: Cell, result: Result) -> tuple[str, ...]:
         cell.network.removeprefix("ten, "),
         cell.optimizer,
         cell.start,
-        _best(result.base),
-        _drift(both),
-        NOT_RUN if both is None else _regret(result, both),
-        _lowest(result.base),
-        _lowest(both),
+        best_cell(result.base),
+        drift_cell(both),
+        NOT_RUN if both is None else regret_cell(result, both),
+        lowest_cell(result.base),
+        lowest_cell(both),
         _start(result),
-        _seeds(result),
+        seeds_cell(result),
     )
 
 
-def _best(base: Row) -> str:
+def best_cell(base: Row) -> str:
+    """The base's best rate, in octaves."""
     rate = f"{base.optimum.at.value:.1f}" if base.optimum else "diverges"
     return rate + (" (edge)" if base.edge else "")
 
 
-def _regret(result: Result, at: Row) -> str:
+def regret_cell(result: Result, at: Row) -> str:
+    """A regret with its interval."""
     return _share(result.regret(at)) + _interval(result.regret_interval(at))
 
 
-def _lowest(at: Row | None) -> str:
+def lowest_cell(at: Row | None) -> str:
+    """The lowest loss at a size."""
     return NOT_RUN if at is None else f"{lowest(at):.3f}"
 
 
@@ -192,7 +195,8 @@ def _start(result: Result) -> str:
     return NOT_RUN if math.isnan(result.excess) else f"{abs(result.excess):.2f}"
 
 
-def _seeds(result: Result) -> str:
+def seeds_cell(result: Result) -> str:
+    """Their number."""
     return str(len(result.base.curve.seeds))
 
 
@@ -200,7 +204,8 @@ def _size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _drift(at: Row | None) -> str:
+def drift_cell(at: Row | None) -> str:
+    """A best rate minus the base's, in octaves."""
     if at is None:
         return NOT_RUN
     if at.shift is None:
@@ -248,7 +253,7 @@ def costs_of(first: Result, second: Result) -> list[tuple[tuple[int, int], float
             continue
         differences = at_lowest(other) - at_lowest(row)
         share = differences.mean() / first.learned
-        half = _half_width(differences) / first.learned
+        half = half_width_of(differences) / first.learned
         if share > LESS and share > half:
             found.append((row.size, float(share), half))
     return found
@@ -260,7 +265,7 @@ def at_lowest(row: Row) -> np.ndarray:
     return np.asarray(row.curve.losses[:, row.optimum.grid])
 
 
-def _half_width(differences: Sequence[float] | np.ndarray) -> float:
+def half_width_of(differences: Sequence[float] | np.ndarray) -> float:
     """Of Student's 95 % interval of a mean."""
     count = len(differences)
     return float(scipy.special.stdtrit(count - 1, 0.975) * np.std(differences, ddof=1) / math.sqrt(count))
