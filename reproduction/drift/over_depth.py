@@ -7,10 +7,8 @@ Rerunning continues; a finished sweep is copied to the committed records.
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -21,10 +19,8 @@ from depthmup_flax.search.sweep.grid import expand, powers_of_two, sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_sweep
 from reproduction.drift.cells import RANDOM, Cell
-from reproduction.rules.command import asked
+from reproduction.rules.command import asked, within
 from reproduction.rules.runs import begun, ship
-
-log = logging.getLogger(__name__)
 
 RECORDS = pathlib.Path(__file__).with_name("records")
 SEEDS = (0, 1, 2, 3)
@@ -135,13 +131,8 @@ def _single(values: Mapping[str, object]) -> dict[str, Sequence[object]]:
 
 def train(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
     """Trains what the records lack, until ``hours`` of processor time are used."""
-    load, start = LoadOnce(), time.process_time()
-    for name in names:
-        if is_done(name):
-            continue
-        if time.process_time() - start > 3600 * hours:
-            log.warning("%g processor hours are used; the same command continues", hours)
-            return
+    load = LoadOnce()
+    for name in within(hours, [name for name in names if not is_done(name)]):
         of_records = RECORDS / f"over-depth-{name}"
         directory = begun(workdir / name, of_records)
         sweep(SWEEPS[name](), directory, load=load)

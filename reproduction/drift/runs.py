@@ -22,7 +22,7 @@ from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.trainer.engine.from_config import build
 from reproduction.drift import table
 from reproduction.drift.cells import CELLS, TEN_CELLS, Cell
-from reproduction.rules.command import asked
+from reproduction.rules.command import asked, within
 from reproduction.rules.runs import begun, ship
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,7 @@ RECORDS = pathlib.Path(__file__).with_name("records")
 def train(cells: Sequence[Cell], workdir: pathlib.Path, hours: float) -> None:
     """Trains the cells that the records lack, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
-    for cell in cells:
-        if is_done(cell):
-            continue
-        if time.process_time() - start > 3600 * hours:
-            log.warning("%g processor hours are used; the same command continues", hours)
-            break
+    for cell in within(hours, [cell for cell in cells if not is_done(cell)]):
         directory = begun(workdir / cell.name, RECORDS / cell.name)
         sweep(cell.sweep(), directory, load=load)
         ship(directory, RECORDS / cell.name)

@@ -15,7 +15,7 @@ from depthmup_flax.data import LoadOnce
 from depthmup_flax.search.sweep.runner import sweep
 from reproduction.factors import table
 from reproduction.factors.cells import CELLS, SIZES
-from reproduction.rules.command import asked
+from reproduction.rules.command import asked, within
 from reproduction.rules.runs import begun, ship
 
 log = logging.getLogger(__name__)
@@ -29,10 +29,7 @@ def main() -> None:
     own = asked("reproduction.factors.runs", __doc__, "--cells", known, "runs/factors")
     load, start = LoadOnce(), time.process_time()
     parts = [(known[name], part) for part in ("base", *SIZES) for name in own.names]
-    for cell, part in parts if own.hours > 0 else ():
-        if time.process_time() - start > 3600 * own.hours:
-            log.warning("%g processor hours are used; the same command continues", own.hours)
-            break
+    for cell, part in within(own.hours, parts if own.hours > 0 else ()):
         if part not in ("base", *cell.sizes):
             continue
         shipped = RECORDS / cell.name / part

@@ -7,10 +7,8 @@ Rerunning continues, in the middle of a run if need be; the committed records ar
 
 from __future__ import annotations
 
-import logging
 import pathlib
 import sys
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,23 +18,16 @@ from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import read_sweep
 from depthmup_flax.util.errors import PREEMPTED, Preempted
 from reproduction.papers.stages import STAGES, Stage
-from reproduction.rules.command import asked
+from reproduction.rules.command import asked, within
 from reproduction.rules.runs import begun, ship
-
-log = logging.getLogger(__name__)
 
 RECORDS = pathlib.Path(__file__).with_name("records")
 
 
 def train(figures: Collection[str], workdir: pathlib.Path, hours: float) -> None:
     """Trains the stages of ``figures``, in their order; none starts once ``hours`` of processor time are used."""
-    load, start = LoadOnce(), time.process_time()
-    for stage in STAGES:
-        if stage.figure not in figures:
-            continue
-        if time.process_time() - start > 3600 * hours:
-            log.warning("%g processor hours are used; the same command continues", hours)
-            return
+    load = LoadOnce()
+    for stage in within(hours, [stage for stage in STAGES if stage.figure in figures]):
         train_stage(stage, workdir, load)
 
 

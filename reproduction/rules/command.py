@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from depthmup_flax.commands import console
+
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 
 class Asked(NamedTuple):
@@ -48,3 +53,13 @@ def asked(
         parser.error(f"{flag} has {unknown[0]!r}: use {', '.join(known)}")
     console.show()
     return Asked(names, args.hours, args.workdir)
+
+
+def within(hours: float, items: Iterable[Item]) -> Iterator[Item]:
+    """The items, one after another, until ``hours`` of processor time are used; a message says so then."""
+    start = time.process_time()
+    for item in items:
+        if time.process_time() - start > 3600 * hours:
+            log.warning("%g processor hours are used; the same command continues", hours)
+            return
+        yield item

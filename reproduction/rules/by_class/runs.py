@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pathlib
 import time
@@ -16,6 +17,7 @@ from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_info, read_sweep
 from reproduction.rules.by_class.tasks import OWN_RATES, SEARCHES, SEEDS, TASKS, WAYS
+from reproduction.rules.command import within
 from reproduction.rules.runs import begun, ship
 from reproduction.rules.score import capped
 
@@ -29,14 +31,10 @@ Losses = Mapping[float, Mapping[int, float]]  # learning rate -> seed -> loss
 def run(names: Sequence[str], workdir: pathlib.Path, hours: float) -> None:
     """Trains what the records lack, a task after the other, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
-    for name in names:
-        for way in WAYS:
-            if time.process_time() - start > 3600 * hours:
-                log.warning("%g processor hours are used; the same command continues", hours)
-                return
-            train = _transferred if way in SEARCHES else _searched_there
-            train(name, way, workdir, load)
-            log.warning("%s, %s: done, %.0f processor seconds so far", name, way, time.process_time() - start)
+    for name, way in within(hours, itertools.product(names, WAYS)):
+        train = _transferred if way in SEARCHES else _searched_there
+        train(name, way, workdir, load)
+        log.warning("%s, %s: done, %.0f processor seconds so far", name, way, time.process_time() - start)
 
 
 def _transferred(name: str, way: str, workdir: pathlib.Path, load: LoadOnce) -> None:

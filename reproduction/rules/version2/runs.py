@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pathlib
 import time
@@ -15,6 +16,7 @@ from depthmup_flax.search.sweep.grid import sweep_config
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import LEARNING_RATE, SEED, read_sweep
 from reproduction.rules import runs as version1
+from reproduction.rules.command import within
 from reproduction.rules.rule_file import Rule, read_rule
 from reproduction.rules.score import capped
 from reproduction.rules.version2.tasks import PROXY, SEARCHES, SEEDS, TARGETS, Task
@@ -42,14 +44,11 @@ def run(
 ) -> None:
     """Trains what ``records`` lack of the tasks, target by target, until ``hours`` of processor time are used."""
     load, start = LoadOnce(), time.process_time()
-    for target, sizes in targets.items():
-        for name, task in tasks.items():
-            if time.process_time() - start > 3600 * hours:
-                log.warning("%g processor hours are used; the same command continues", hours)
-                return
-            _cell(task, f"Rules on {name}", sizes, version1.begun(workdir / name, records / name), load)
-            version1.ship(workdir / name, records / name)
-            log.warning("%s, %s: done, %.0f processor seconds so far", name, target, time.process_time() - start)
+    for target, name in within(hours, itertools.product(targets, tasks)):
+        directory = version1.begun(workdir / name, records / name)
+        _cell(tasks[name], f"Rules on {name}", targets[target], directory, load)
+        version1.ship(directory, records / name)
+        log.warning("%s, %s: done, %.0f processor seconds so far", name, target, time.process_time() - start)
 
 
 def _cell(task: Task, title: str, sizes: tuple[int, int], directory: pathlib.Path, load: LoadOnce) -> None:
