@@ -76,6 +76,10 @@ class Split(abc.ABC):
     def checksum(self) -> str:
         """Eight hexadecimal digits, which differ if examples have changed."""
 
+    def version(self) -> str | None:
+        """What the user states that the examples are, by a ``fingerprint()``, if anything."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset(abc.ABC):

@@ -130,11 +130,6 @@ def _flat(tree: Any, where: str, batch_axes: int) -> tuple[HostBatch, ExampleSpe
     return arrays, ExampleSpec(structure, fields)
 
 
-def _version(source: Any, where: str) -> str | None:
-    with calling(f"{where}.fingerprint"):
-        return stated_version(source)
-
-
 class RecordSplit(Split):
     """Records of an object with ``__len__`` and ``__getitem__``, read when asked; all are like the first."""
 
@@ -178,16 +173,12 @@ class RecordSplit(Split):
         return checksum_of_arrays({**self.read(spaced(len(self), _SAMPLE)), "count": np.array([len(self)])})
 
     def version(self) -> str | None:
-        """What the user states that the records are, if anything."""
-        return _version(self._source, self._where)
+        """See ``Split.version``."""
+        return stated_version(self._source)
 
     def take(self, order: np.ndarray) -> RecordSplit:
         """The examples ``order``, in that order."""
         return RecordSplit(self._source, self._where, self._order[order])
-
-
-def _is_stated(split: Split) -> bool:
-    return isinstance(split, RecordSplit | BatchStream) and split.version() is not None
 
 
 class BatchStream(ArraySplit):
@@ -218,8 +209,8 @@ class BatchStream(ArraySplit):
         return of_first if version is None else checksum_of_texts([of_first, version])
 
     def version(self) -> str | None:
-        """What the user states that the batches are, if anything."""
-        return _version(self._batches, self._where)
+        """See ``Split.version``."""
+        return stated_version(self._batches)
 
     def require_size(self, batch_size: int) -> None:
         """Raises `InputError` unless batches have ``batch_size`` examples."""
@@ -371,7 +362,8 @@ class UserDataset(Dataset):
     @property
     def is_known(self) -> bool:
         """See ``Dataset.is_known``: all examples are in memory, or the user states what they are."""
-        return all(type(split) is ArraySplit or _is_stated(split) for split in self.given or (self.train, self.test))
+        splits = self.given or (self.train, self.test)
+        return all(type(split) is ArraySplit or split.version() is not None for split in splits)
 
     def describe(self) -> str:
         """See ``Dataset.describe``: "float32[8, 8, 1], targets int32[], 10 classes"."""

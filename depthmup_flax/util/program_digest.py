@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.errors import InputError, UserCodeError
 from depthmup_flax.util.jaxprs import all_equations, opened
 
 
@@ -43,12 +43,15 @@ def calls_host(jaxpr: core.ClosedJaxpr) -> bool:
 def stated_version(source: Any) -> str | None:
     """What ``fingerprint()`` of a user's function or object returns, which changes with what it computes or reads.
 
-    ``None`` without that method. `InputError` if it returns ``None``.
+    ``None`` without that method. `InputError` if it returns ``None``, `UserCodeError` if it fails.
     """
     own = getattr(source, "fingerprint", None)
     if isinstance(source, type) or not callable(own):
         return None
-    version = own()
+    try:
+        version = own()
+    except Exception as error:
+        raise UserCodeError(f"{_name_of(source)}.fingerprint() failed: {error!r}") from error
     if version is None:
         raise InputError(f"{_name_of(source)}.fingerprint() returned None: return a version, such as 'v1'.")
     return str(version)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import depthmup_flax as dm
+from depthmup_flax.util.errors import UserCodeError
 from depthmup_flax.util.program_digest import calls_host, digest, stated_version
 
 
@@ -15,6 +16,10 @@ def program(factor, version=None):
 
     if version is not None:
         on_host.fingerprint = lambda: version
+    return program_of(on_host)
+
+
+def program_of(on_host):
     x = jnp.ones(3)
     return jax.make_jaxpr(lambda x: jax.pure_callback(on_host, x, x))(x)
 
@@ -35,8 +40,7 @@ def test_the_same_version_of_another_function_is_another_program():
         return np.float32(2) * x
 
     other.fingerprint = lambda: "version 1"
-    x = jnp.ones(3)
-    assert digest(program(2, "version 1")) != digest(jax.make_jaxpr(lambda x: jax.pure_callback(other, x, x))(x))
+    assert digest(program(2, "version 1")) != digest(program_of(other))
 
 
 def test_a_version_that_is_none_is_refused_and_a_classes_method_is_no_version():
@@ -47,3 +51,13 @@ def test_a_version_that_is_none_is_refused_and_a_classes_method_is_no_version():
     with pytest.raises(dm.InputError, match="return a version"):
         stated_version(Source())
     assert stated_version(Source) is None
+
+
+@pytest.mark.parametrize("read", [stated_version, lambda source: digest(program_of(source))])
+def test_a_version_that_fails_is_an_error_of_the_users_code(read):
+    def source(x):
+        return x
+
+    source.fingerprint = lambda: [][0]
+    with pytest.raises(UserCodeError, match="fingerprint"):
+        read(source)
