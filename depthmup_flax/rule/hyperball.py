@@ -26,14 +26,14 @@ from depthmup_flax.rule.direction_traits import described, norms, require_norms
 from depthmup_flax.rule.info_trees import flatten_info, info_of, map_info
 from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal_direction, require_matrices
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
 
 def adamh(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
@@ -65,7 +65,7 @@ def adamh(
 def muonh(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     beta: Scalar = 0.95,
     nesterov: bool = True,

@@ -17,7 +17,7 @@ import optax
 from depthmup_flax.rule.direction_traits import described
 from depthmup_flax.rule.info_trees import flatten_info, info_of, is_info, map_info
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo, Role
+from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
 from depthmup_flax.util.errors import InputError, did_you_mean, require_number
 from depthmup_flax.util.types import ArrayTree, Dtype, InfoTree, Scalar
 
@@ -29,7 +29,7 @@ Place = Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 def muon(
     learning_rate: ScalarOrSchedule,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     beta: Scalar = 0.95,
     nesterov: bool = True,

@@ -47,7 +47,7 @@ DecayMask: TypeAlias = "ArrayTree | Callable[[Any], ArrayTree] | None"
 def scale_by_depthmup(
     inner: optax.GradientTransformation,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     geometry: str | ArrayTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -10,7 +10,7 @@ import numpy as np
 from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.factor import factor_text
 from depthmup_flax.rule.optimizer import DecayMask, decay_factor
-from depthmup_flax.rule.parametrization import Geometry, Parametrization, ParamInfo
+from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo
 from depthmup_flax.util.table import Table, notebook_html
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
@@ -34,7 +34,7 @@ class ParamTable(str):
 
 def param_table(
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     *,
     degree: float | None = 0.0,
     eps: float | None = None,

@@ -75,3 +75,25 @@ def test_a_function_takes_an_audit_for_its_info(audit, name):
     result, expected = FUNCTIONS[name](audit), FUNCTIONS[name](audit.info)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (result, expected)), strict=True))
+
+
+WITHOUT_A_RULE = {
+    "scale_by_depthmup": lambda *args: dm.scale_by_depthmup(optax.scale_by_adam(), *args),
+    "adamw": lambda *args: dm.adamw(1e-2, *args),
+    "sgd": lambda *args: dm.sgd(1e-2, *args),
+    "muon": lambda *args: dm.muon(1e-2, *args),
+    "adamh": lambda *args: dm.adamh(1e-2, *args),
+    "muonh": lambda *args: dm.muonh(1e-2, *args),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_the_rule_of_every_optimizer_is_depth_mup_by_default(audit, name):
+    params = dm.rescale_init(PARAMS, BASE_PARAMS, audit)
+
+    def step(*args):
+        optimizer = WITHOUT_A_RULE[name](audit, *args)
+        return optimizer.update(PARAMS, optimizer.init(params), params)[0]
+
+    jax.tree.map(np.testing.assert_array_equal, step(), step(dm.get_parametrization("depth_mup")))
+    assert str(dm.param_table(audit)) == str(dm.param_table(audit, dm.get_parametrization("depth_mup")))
