@@ -190,9 +190,9 @@ def _drawn(records: Sequence[Record], failures: Sequence[Quantity], title: str) 
     table = Table(records)
     axes = table.axes()
     kinds = [kind for kind in _PANELS if any(r.quantity == kind for r in records)]
-    figure = Figure(figsize=(5.6 * len(kinds), 5.4 * len(axes)), layout="constrained")
+    figure = Figure(figsize=(3.2 * len(kinds), 4.6 * len(axes) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title, fontsize=10)
     failed = {(q.axis, q.kind, q.name) for q in failures}
     for row, axis in zip(figure.subplots(len(axes), len(kinds), squeeze=False), axes, strict=True):
         for panel, kind in zip(row, kinds, strict=True):
@@ -201,7 +201,7 @@ def _drawn(records: Sequence[Record], failures: Sequence[Quantity], title: str) 
             lines = [(name, table.values(axis, kind, name, step), (axis, kind, name) in failed) for name in names]
             _panel(panel, axis, _PANELS[kind], lines)
     content = io.BytesIO()
-    figure.savefig(content, dpi=110, format="png")
+    figure.savefig(content, dpi=130, format="png")
     return content.getvalue()
 
 
@@ -225,7 +225,8 @@ def _panel(panel: Axes, axis: str, title: str, lines: Sequence[_Line]) -> None:
         panel.set_ylim(middle / 10, middle * 10)
     panel.grid(alpha=0.3)
     if drawn:
-        panel.legend(fontsize=7, loc="best")
+        # Below: lines and bands fill the panel.
+        panel.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def notes(

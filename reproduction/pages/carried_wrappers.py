@@ -1,6 +1,6 @@
 """Wrappers around an optimizer of parameters that carry factors, against the factors in the network's code.
 
-python -m reproduction.pages.carried_wrappers  # prints the rows of docs/optimizers.md
+python -m reproduction.pages.carried_wrappers  # prints rows of reproduction/pages/optimizers.md
 
 A network trains twice from the same function: once with the rule's factors in its code, and once with parameters that
 carry them. What is between the gradients and `depthmup`, after it or in the loss sees other values in the second.

@@ -28,7 +28,7 @@ def pictures_of(ladder: Any) -> dict[str, bytes]:
 
 def draw(ladder: Any) -> Figure:
     """Left the rates, right what the next steps bring, if there are any."""
-    figure, grid = style.canvas(1, 2 if ladder.steps else 1, width=5.0, height=4.2)
+    figure, grid = style.canvas(1, 2 if ladder.steps else 1, width=2.9, height=2.8)
     _draw_rates(ladder, grid[0][0])
     if ladder.steps:
         _draw_steps(ladder, grid[0][1])
@@ -99,18 +99,18 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 def _draw_steps(ladder: Any, axes: Axes) -> None:
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
-    for one in ladder.steps:
+    for rank, one in enumerate(sorted(ladder.steps, key=lambda one: one.regret.mean)):
         axes.plot(100 * one.cost, 100 * one.regret.mean, "o", color="C0", markersize=10 if one is best else 5)
         axes.annotate(
             str(one.size),
             (100 * one.cost, 100 * one.regret.mean),
-            xytext=(4, 4),
+            xytext=(4, 4 if rank % 2 else -11),  # the lowest below, then in turn: names of neighbors do not overlap
             textcoords="offset points",
             fontsize=8,
         )
     axes.set_xscale("log")
     style.plain_numbers(axes.xaxis)
-    axes.margins(x=0.2)
+    axes.margins(x=0.3)  # room for the last name
     axes.set_xlabel("cost, % of a run of the target (log scale)")
     axes.set_ylabel("expected regret, %")
     axes.set_ylim(0, 115 * ladder.regret.mean)
