@@ -122,7 +122,10 @@ def sgd(
     decay_width_exponent: float = 0.0,
     clip_rms: Scalar | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient."""
+    """SGD, with momentum if given. Momentum transfers unscaled (B24 K.5); decay is decoupled from the gradient.
+
+    The other arguments are those of `adamw`.
+    """
     return depthmup(
         sgd_direction(momentum, nesterov),
         info,
@@ -161,7 +164,17 @@ def adamw(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam (``weight_decay=0``) or AdamW, with the arguments of ``optax.scale_by_adam``.
 
-    ``eps`` is compared with the *scaled* gradient, so it transfers too.
+    Args:
+      learning_rate: the base model's rate, a number or a schedule.
+      info: an audit, or its ``info``.
+      rule: the parametrization, by default Depth-muP.
+      b1, b2, eps, eps_root, mu_dtype, nesterov: as in ``optax.scale_by_adam``; ``eps`` is compared with the *scaled*
+        gradient, so it transfers, too.
+      weight_decay: lambda, of matrices: biases, norms and tables of positions do not decay. See `depthmup`.
+      mask: which parameters decay instead, as in ``optax.adamw``.
+      decay_width_exponent: as in `decay_factor`.
+      clip_rms: largest root mean square of all scaled gradients together, in place of ``optax.clip_by_global_norm``
+        before this optimizer, whose threshold does not transfer. See `clip_by_global_rms`.
     """
     require_ranges({"b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root})
     inner = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
