@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from depthmup_flax.report.own_records import OwnRuns, Run, read_runs
+from depthmup_flax.report.optimum import filled
 from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES, Hyperparameters
 from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
 from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
@@ -329,11 +330,12 @@ def _searched(runs: Sequence[Run], law: Law, initial: float, notes: list[str]) -
 
 def _curve(runs: Sequence[Run], initial: float) -> Curve:
     rates, seeds = sorted({run.rate for run in runs}), sorted({run.seed for run in runs})
-    losses = np.full((len(seeds), len(rates)), np.nan)
+    losses, present = np.full((len(seeds), len(rates)), np.nan), np.zeros((len(seeds), len(rates)), bool)
     row, column = ({value: i for i, value in enumerate(values)} for values in (seeds, rates))
     for run in runs:
         losses[row[run.seed], column[run.rate]] = run.loss
-    return Curve(np.log2(rates), losses, math.inf if math.isnan(initial) else initial)
+        present[row[run.seed], column[run.rate]] = True
+    return Curve(np.log2(rates), filled(losses, present), math.inf if math.isnan(initial) else initial)
 
 
 def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
