@@ -32,7 +32,6 @@ def define(parser: Parser) -> None:
     for name in TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}.")
     parser.define_columns()
-    parser.flag("--rule", help="Rule of the trainer: depth_mup, completep, mup or sp; default: the table's, or sp.")
     parser.flag("--optimizer", default="adam", help="For other steps or another batch size: adam, sgd, ...")
     parser.flag("--weight_decay", type=float, default=0.0, help="Of the runs: with it the rate stays for other steps.")
     parser.flag("--budget", type=float, default=0.1, help="Of one more size, in runs of the target.")
@@ -42,7 +41,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Prints the ladder and writes its files."""
-    options = {name: getattr(args, name) for name in ("rule", "optimizer", "weight_decay", "budget")}
+    options = {name: getattr(args, name) for name in ("optimizer", "weight_decay", "budget")}
     path, found = ladder_of(args, **options)
     written = found.write(args.out or path.with_name(f"{path.name.partition('.')[0]}_ladder"))
     if args.json:

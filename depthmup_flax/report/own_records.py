@@ -24,6 +24,7 @@ from depthmup_flax.storage.sweep_records import (
     DIVERGED,
     LEARNING_RATE,
     LOSS_FIELDS,
+    OWN,
     TEST,
     TRAIN,
     VALIDATION,
@@ -50,7 +51,7 @@ _UNFINISHED = (
     *("preempted", "preempting", "canceled", "cancelled", "aborted", "interrupted", "stopped", "pruned", "timeout"),
     *("oom", "outofmemory", "nodefail", "scheduled", "starting", "stopping"),
 )
-_INFINITE = ("nan", "inf", "infinity", "diverged")  # cells of a diverged run's loss; an empty one of a crash tells nothing
+_INFINITE = ("nan", "inf", "infinity", "diverged")  # a loss that diverged; an empty one may be that of a crash
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -101,6 +102,7 @@ def read_csv(
     columns: Mapping[str, str] | None = None,
     ignored: Sequence[str] = (),
     initial_loss: float | None = None,
+    rule: str | None = None,
 ) -> Sweep:
     """A table of runs as a sweep: a line per run, with columns that `read_runs` knows.
 
@@ -108,13 +110,14 @@ def read_csv(
 
     Args:
       path, columns, ignored: see `read_runs`.
+      rule: of the runs: those of other rules are left out.
       initial_loss: before learning: what a run learned is measured from there. ``None``: a column of the table.
 
     Raises:
       InputError: see `read_runs`; or there is no initial loss.
     """
     own = read_runs(path, columns, ignored)
-    runs = own.runs
+    runs = own.runs if rule is None else _under(own.runs, rule)
     if initial_loss is not None:
         runs = [dataclasses.replace(run, initial_loss=initial_loss) for run in runs]
     if any(math.isnan(run.initial_loss) for run in runs):
@@ -126,8 +129,18 @@ def read_csv(
     axes = {axis: sorted({record.point[axis] for record in records}) for axis in records[0].point}
     base = {"model": {f"base_{name}": axes[_FIELDS[name]][0] for name in _WHOLE}}
     title, count = f"Runs of {path.name}", len(records)
-    info = SweepInfo(path.stem, title, "own", LEARNING_RATE, axes, base, objective=own.objective, runs=count)
-    return Sweep(info, records, list(own.notes), axes)
+    info = SweepInfo(path.stem, title, OWN, LEARNING_RATE, axes, base, objective=own.objective, runs=count)
+    return Sweep(info, records, list(own.notes), axes, own.unfinished)
+
+
+def _under(runs: Sequence[Run], rule: str) -> list[Run]:
+    """The runs of a rule; all of them, named so, where the table names none."""
+    rules = {str(value) for run in runs for name, value in run.settings if name == "rule"}
+    if rules and rule not in rules:
+        raise InputError(f"rule is {rule!r}, of which the table has no run: it has {', '.join(sorted(rules))}.")
+    if rules:
+        return [run for run in runs if ("rule", rule) in run.settings]
+    return [dataclasses.replace(run, settings=(*run.settings, ("rule", rule))) for run in runs]
 
 
 def _record(run: Run, where: str, objective: str) -> Record:
@@ -187,9 +200,7 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
         notes.append(f"Rates without a run that has ended: {'; '.join(said[:8])}.")
     name = known["loss"] or ""
     objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name.lower()), TRAIN)
-    return OwnRuns(
-        pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective, name, unfinished
-    )
+    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective, name, unfinished)
 
 
 def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str]) -> dict[int, Run]:
@@ -209,9 +220,7 @@ def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[
     return {row: _run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows}
 
 
-def _ended(
-    table: TextTable, known: Mapping[str, str | None], rows: Mapping[int, Run], notes: list[str]
-) -> list[Run]:
+def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int, Run], notes: list[str]) -> list[Run]:
     """The rows that the column of states calls finished, and those of a loss that is NaN or infinite, which diverged.
 
     If it calls no row finished, the rows with words that are not known count.
@@ -240,7 +249,7 @@ def _ended(
     if not result:
         raise InputError(f"{table.source} has no run that has ended: {state} is {counted(left_out)}. {remedy}")
     if left_out:
-        notes.append(f"{_rows(left_out.total())} of runs that have not finished, left out: {state} {counted(left_out)}.")
+        notes.append(f"{_rows(left_out.total())} of runs that have not finished left out: {state} {counted(left_out)}.")
     if unknown:
         notes.append(f"{state} has words that tell of no end: {counted(unknown)}. Their rows count. {remedy}")
     return result
@@ -319,7 +328,8 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
     evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
-    rows = [row for row in rows if row.steps in evaluated] or rows
+    of_run = Counter(map(_size_rate_seed, rows))
+    rows = [row for row in rows if row.steps in evaluated or of_run[_size_rate_seed(row)] == 1] or rows
     ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
     lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
     kept, unfinished = [row for own in lasts for row in own], lasts.count([])
@@ -368,6 +378,10 @@ def _of_equal_length(runs: Sequence[Run]) -> list[Run]:
             longest = longest if steps >= _ENDED * longest > 0 else steps
             lengths[size][steps] = longest
     return [dataclasses.replace(run, steps=lengths[_width_and_depth(run)][run.steps]) for run in runs]
+
+
+def _size_rate_seed(run: Run) -> Hashable:
+    return run.width, run.depth, run.rate, run.seed
 
 
 def _width_and_depth(run: Run) -> tuple[int, int]:
@@ -447,7 +461,7 @@ def _of_common_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
         kept = max(_common(group), _common(numbered), key=rates_and_runs)
         dropped += len(group) - len(kept)
         seeds = len({run.seed for run in kept})
-        for rate, own in sorted(_grouped(kept, lambda run: run.rate).items(), key=lambda item: item[1][0].rate):
+        for own in _grouped(sorted(kept, key=lambda run: run.rate), lambda run: run.rate).values():
             if len(own) < seeds and all(math.isfinite(run.loss) for run in own):
                 lacking.append(f"{_named((own[0].width, own[0].depth))} at {own[0].rate:.3g} ({len(own)} of {seeds})")
         result += kept

@@ -69,7 +69,7 @@ def make_report(
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``. ``None``: the sweep's objective.
-      of_table: of a file: ``columns``, ``ignored``, ``initial_loss`` of `own_records.read_csv`.
+      of_table: of a file: ``columns``, ``ignored``, ``initial_loss``, ``rule`` of `own_records.read_csv`.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -153,4 +153,4 @@ def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
         raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
     # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
     planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())
-    return analyze(info, records, loss, planned)
+    return analyze(info, records, loss, planned, sweep.unfinished)

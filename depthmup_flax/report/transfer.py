@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -132,11 +132,17 @@ class Analysis:
         return next((axis for axis in self.axes if axis.name == name), None)
 
 
-def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, planned: Sequence[float] = ()) -> Analysis:
+def analyze(
+    info: SweepInfo,
+    records: Sequence[Record],
+    loss: str = TRAIN,
+    planned: Sequence[float] = (),
+    unfinished: Mapping[tuple[int, int], Sequence[float]] | None = None,
+) -> Analysis:
     """Optimum, shift, regret and exponents, by a loss of `LOSSES`.
 
-    Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if all runs
-    diverged, or no point has all of its seeds.
+    Sizes that lack one of the ``planned`` values of x, or have an ``unfinished`` one, are incomplete. Raises InputError
+    if all runs diverged, or no point has all of its seeds.
     """
     scale, other, _ = roles(info)
     grids = surfaces(info, records, loss)
@@ -145,7 +151,7 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
     curves = [curve for curve in map(profile, grids) if len(curve.x)]
     if not curves:
         raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")
-    axes = _size_axes(info, curves)
+    axes, pending = _size_axes(info, curves), unfinished or {}
     variants = []
     for name in dict.fromkeys(curve.variant for curve in curves):
         own = [curve for curve in curves if curve.variant == name]
@@ -155,7 +161,15 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
         optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses, most=most) for curve in own]
         regrets = [_regret(scale, curve, optima[at], most) for curve in own]
         rows = tuple(
-            _row(curve, best, base, optima[at], regret, initial_loss, planned)
+            _row(
+                curve,
+                best,
+                base,
+                optima[at],
+                regret,
+                initial_loss,
+                [*planned, *pending.get((curve.width, curve.depth), ())],
+            )
             for curve, best, regret in zip(own, optima, regrets, strict=True)
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
