@@ -328,8 +328,8 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
     evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
-    of_run = Counter(map(_size_rate_seed, rows))
-    rows = [row for row in rows if row.steps in evaluated or of_run[_size_rate_seed(row)] == 1] or rows
+    alone = {own[0].line for own in _runs_of_log(rows) if len(own) == 1}  # of a table with a row for each run
+    rows = [row for row in rows if row.steps in evaluated or row.line in alone] or rows
     ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
     lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
     kept, unfinished = [row for own in lasts for row in own], lasts.count([])
@@ -378,10 +378,6 @@ def _of_equal_length(runs: Sequence[Run]) -> list[Run]:
             longest = longest if steps >= _ENDED * longest > 0 else steps
             lengths[size][steps] = longest
     return [dataclasses.replace(run, steps=lengths[_width_and_depth(run)][run.steps]) for run in runs]
-
-
-def _size_rate_seed(run: Run) -> Hashable:
-    return run.width, run.depth, run.rate, run.seed
 
 
 def _width_and_depth(run: Run) -> tuple[int, int]:
@@ -468,6 +464,7 @@ def _of_common_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
     if dropped:
         notes.append(f"{_rows(dropped)} of seeds that less than half of the rates of a size have: left out.")
     if lacking:
+        lacking = list(dict.fromkeys(lacking))  # other settings may lack the same
         shown = ", ".join(lacking[:8]) + ", ..." * (len(lacking) > 8)
         notes.append(f"Rates without all seeds, whose losses are filled in from the seeds there: {shown}.")
     return result
