@@ -55,7 +55,12 @@ def ladder_of(args: argparse.Namespace, **options: Any) -> tuple[pathlib.Path, A
     """The table that a command names, and what it says about the target; `InputError` without one of the two."""
     from depthmup_flax.search.ladder.ladder import ladder
 
-    if len(args.words) != 1:
+    if len(args.words) > 1:
+        raise InputError(
+            f"{len(args.words)} files are named: give one table of runs. Join them, with a column rule that tells them "
+            "apart."
+        )
+    if not args.words:
         raise InputError("name one table of runs, such as runs.csv, with --target.width=512 --target.depth=24.")
     width, depth, steps, batch_size = (getattr(args, f"target_{name}") for name in TARGET)
     for name, size in (("width", width), ("depth", depth)):

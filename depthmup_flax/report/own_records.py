@@ -120,10 +120,10 @@ def read_csv(
     runs = own.runs if rule is None else _under(own.runs, rule)
     if initial_loss is not None:
         runs = [dataclasses.replace(run, initial_loss=initial_loss) for run in runs]
-    if any(math.isnan(run.initial_loss) for run in runs):
+    if lacking := sum(math.isnan(run.initial_loss) for run in runs):
         raise InputError(
-            f"{str(path)!r} has no column 'initial_loss', or an empty cell there: a report measures from the loss "
-            "before learning what is learned. Give it, as --initial=2.3, or use depthmup ladder, which needs none."
+            f"{str(path)!r} has {_rows(lacking)} without the loss before learning, from which a report measures what "
+            "is learned. Give it, as --initial=10.8 or in a column initial_loss; depthmup ladder needs none."
         )
     records = [_record(run, f"{str(path)!r}, line {run.line}", own.objective) for run in runs]
     axes = {axis: sorted({record.point[axis] for record in records}) for axis in records[0].point}

@@ -81,7 +81,12 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    from_table = len(paths) == 1 and is_table(paths[0])
+    from_table = any(map(is_table, paths))
+    if from_table and len(paths) > 1:
+        raise InputError(
+            f"{len(paths)} files are named: give one table of runs. Join them, with a column rule that tells them "
+            "apart."
+        )
     if of_table and not from_table:
         raise InputError(f"{', '.join(of_table)}: only a table of runs, such as runs.csv, takes it. Leave it out.")
     sweep = read_csv(paths[0], **of_table) if from_table else first_round(read_sweep(paths))
