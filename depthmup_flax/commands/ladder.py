@@ -8,8 +8,8 @@ Examples:
         --target.width=512 --target.depth=24
 
 A row for each run of any trainer: width, depth, learning rate and loss; steps, batch size,
-seed, parameters, rule and initial loss, if there are such columns. Columns are found by
-usual names, or named by flags. Printed: the target's best rate, its 95 % interval and
+seed, parameters, rule, initial loss and state, if there are such columns. Columns are
+found by usual names, or named by flags. Printed: the target's best rate, its 95 % interval and
 what it costs on average, which run to add next, and the forecast of the loss.
 """
 

@@ -150,23 +150,22 @@ def _further(own: Verdict, along: Sequence[Verdict]) -> list[str]:
 
 def _cost_without_evidence(analysis: Analysis, along: Sequence[Verdict]) -> str:
     """How far the best x moved and what the base's costs at most, where the tolerance is too large to judge it."""
-    empty = [(one, one.row.regret) for one in along if one.verdict == NO_EVIDENCE and one.measured_by]
-    known = [(one, regret) for one, regret in empty if isinstance(regret, Estimate)]
-    if not known:
+    costs = [(one.row.regret.value, one.measured_by, one) for one in along if isinstance(one.row.regret, Estimate)]
+    judged = [(cost, ruler, one) for cost, ruler, one in costs if ruler is not None and one.verdict == NO_EVIDENCE]
+    if not judged:
         return ""
-    own, regret = max(known, key=lambda pair: pair[1].value)
-    ruler, row = own.measured_by, own.row
-    assert ruler is not None
-    (variant,) = (one for one in analysis.variants if one.name == own.variant)
-    half = ruler.tolerance / tolerance_of(variant, 1.0) / 2
+    cost, ruler, worst = max(judged, key=lambda one: one[0])
+    row = worst.row
     moved = ""
     if row.shift is not None:
-        known = row.shift.half_width
-        spread = "" if known is None else f" ± {known:.2g}"
-        moved = f"moved by {row.bound} {row.shift.value:+.2g}{spread} {analysis.scale.unit} and ".replace("by  ", "by ")
+        bound = f"{row.bound} " if row.bound else ""
+        spread = f" ± {row.shift.half_width:.2g}" if row.shift.half_width is not None else ""
+        moved = f"moved by {bound}{row.shift.value:+.2g}{spread} {analysis.scale.unit} and "
+    (learned,) = (tolerance_of(variant, 1.0) for variant in analysis.variants if variant.name == worst.variant)
     return (
-        f"At {own.row.curve.width} x {own.row.curve.depth} it {moved}cost {rounded_loss(regret.value)}, within the "
-        f"tolerance of {rounded_loss(ruler.tolerance)}, as most of the grid would: --tolerance={half:.1g} is stricter."
+        f"At {row.curve.width} x {row.curve.depth} it {moved}cost {rounded_loss(cost)}, within the tolerance of "
+        f"{rounded_loss(ruler.tolerance)}, as most of the grid would: --tolerance={ruler.tolerance / learned / 2:.1g} "
+        "is stricter."
     )
 
 

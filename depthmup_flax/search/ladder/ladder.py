@@ -207,7 +207,8 @@ def ladder(
 
     Args:
       records: a file such as ``runs.csv``, a data frame, a list of rows, or column -> values: a row for each run, with
-        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule and initial loss if known.
+        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule, initial loss and state, such
+        as ``finished``, if known.
         Other columns in which runs differ are settings: the one of the lowest loss is taken.
       target: its width and depth.
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
