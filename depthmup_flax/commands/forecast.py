@@ -85,11 +85,11 @@ def main(args: argparse.Namespace) -> None:
 
 def of_table(args: argparse.Namespace) -> None:
     """Prints the forecast from a table of runs."""
+    from depthmup_flax.search.ladder.ladder import with_notes
+
     _, found = ladder_of(args)
     if found.forecast is None:
-        if not args.json:
-            print(*(f"- {note}" for note in found.notes), sep="\n", flush=True)
-        raise InputError(found.forecast_line)
+        raise InputError(with_notes(found.forecast_line, found.notes))
     if args.json:
         print(json.dumps(dataclasses.asdict(found.forecast)))
         return

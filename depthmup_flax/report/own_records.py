@@ -173,7 +173,7 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
       ignored: further columns that are no settings.
 
     A loss that is empty, NaN or infinite is that of a diverged run. Runs that a column ``state`` does not call finished
-    are left out, unless their loss is NaN or infinite. Of a log, with a row for each evaluation, the last row of a run
+    are left out, unless they diverged, see `_ended`. Of a log, with a row for each evaluation, the last row of a run
     counts.
 
     Raises:
@@ -221,9 +221,10 @@ def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[
 
 
 def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int, Run], notes: list[str]) -> list[Run]:
-    """The rows that the column of states calls finished, and those of a loss that is NaN or infinite, which diverged.
+    """The rows that the column of states calls finished, and of the others those that diverged.
 
-    If it calls no row finished, the rows with words that are not known count.
+    These have a loss that is NaN or infinite, at a rate above all that have finished: else the machine failed. If the
+    column calls no row finished, the rows with words that are not known count.
     """
     if lacking := len(table.lines) - len(rows):
         notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
@@ -231,28 +232,47 @@ def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int,
     if state is None or loss is None:
         return list(rows.values())
     words = {row: "".join(filter(str.isalnum, table.text(state, row).lower())) for row in rows}
-    tells, unknown = any(word in _FINISHED for word in words.values()), Counter[str]()
-    result, left_out = list[Run](), Counter[str]()
+    tells = any(word in _FINISHED for word in words.values())
+    result, crashed = list[Run](), list[tuple[Run, str]]()
+    unknown, left_out = Counter[str](), Counter[str]()
     for row, run in rows.items():
         word, shown = words[row], printable(table.text(state, row))[:40] or "empty"
-        if word in _INFINITE:
+        if word == DIVERGED:
             result.append(dataclasses.replace(run, loss=math.nan))
-        elif word in _FINISHED or table.text(loss, row).lower().lstrip("+-") in _INFINITE:
+        elif word in _FINISHED:
             result.append(run)
-        elif tells or word in _UNFINISHED:
-            left_out[shown] += 1
-        else:
+        elif not tells and word not in _UNFINISHED:
             unknown[shown] += 1
             result.append(run)
+        elif table.text(loss, row).lower().lstrip("+-") in _INFINITE:
+            crashed.append((run, shown))
+        else:
+            left_out[shown] += 1
+    highest = dict[Hashable, float]()
+    for run in result:
+        if math.isfinite(run.loss):
+            size = _width_and_depth(run)
+            highest[size] = max(run.rate, highest.get(size, 0.0))
+    diverged = list[Run]()
+    for run, shown in crashed:
+        if run.rate >= highest.get(_width_and_depth(run), 0.0):
+            diverged.append(run)
+        else:
+            left_out[shown] += 1
     counted = lambda words: ", ".join(f"{word} ({count:,})" for word, count in words.most_common(6))
     remedy = f"Name another column, as --column.state=NAME, or leave it out: --ignore={state}."
-    if not result:
+    if left_out and not highest:
         raise InputError(f"{table.source} has no run that has ended: {state} is {counted(left_out)}. {remedy}")
     if left_out:
         notes.append(f"{_rows(left_out.total())} of runs that have not finished left out: {state} {counted(left_out)}.")
+    if diverged:
+        notes.append(
+            f"{_rows(len(diverged))} of runs that have not finished count as diverged: their loss is not finite, and no "
+            "higher rate of their size has finished."
+        )
     if unknown:
         notes.append(f"{state} has words that tell of no end: {counted(unknown)}. Their rows count. {remedy}")
-    return result
+    return result + diverged
 
 
 def _rates_left_out(rows: Mapping[int, Run], runs: Sequence[Run]) -> dict[tuple[int, int], list[float]]:

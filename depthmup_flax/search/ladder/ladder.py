@@ -183,6 +183,11 @@ class Ladder:
         return figure.pictures_of(self)
 
 
+def with_notes(sentence: str, notes: Sequence[str]) -> str:
+    """An error with what was done to the table, which may be its cause."""
+    return "\n".join([sentence, *(f"- {note}" for note in notes)])
+
+
 def _percent(share: float) -> str:
     """``0.4 %``, with two digits."""
     return f"{float(f'{100 * share:.2g}'):g} %"
@@ -207,8 +212,8 @@ def ladder(
 
     Args:
       records: a file such as ``runs.csv``, a data frame, a list of rows, or column -> values: a row for each run, with
-        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule, initial loss and state, such
-        as ``finished``, if known.
+        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule, initial loss and state
+        (``finished``) if known.
         Other columns in which runs differ are settings: the one of the lowest loss is taken.
       target: its width and depth.
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
@@ -367,9 +372,8 @@ def _searched(
         notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
     if not result:
         reasons = "; ".join(left_out[:4])
-        raise InputError(
-            f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
-        )
+        sentence = f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
+        raise InputError(with_notes(sentence, notes[:-1]))
     return sorted(result, key=lambda one: work(one.search.size))
 
 

@@ -324,12 +324,15 @@ def test_a_run_that_its_state_does_not_call_finished_is_left_out(name, words, ex
 @pytest.mark.parametrize(
     ("loss", "kept"), [("NaN", True), ("inf", True), ("diverged", True), ("", False), (None, False)]
 )
-def test_a_crash_is_a_divergence_only_if_its_loss_says_so(loss, kept):
+def test_a_crash_is_a_divergence_only_if_its_loss_says_so_above_all_finished_rates(loss, kept):
     rows = [
         {**row, "state": "crashed", "val_loss": loss} if row["lr"] > 0.05 else {**row, "state": "finished"}
         for row in plain()
     ]
     own = read_runs(rows)
+    failed = {**rows[9], "state": "crashed", "val_loss": loss}  # of the machine: higher rates have finished
+    amid = [*rows[:9], failed, *rows[10:]]
+    assert len(read_runs(amid).runs) == len(own.runs) - 1
     assert (max(run.rate for run in own.runs) > 0.05) is kept
     assert bool(own.unfinished) is not kept
 
@@ -337,7 +340,7 @@ def test_a_crash_is_a_divergence_only_if_its_loss_says_so(loss, kept):
 def test_words_that_are_no_state_are_named_and_count_unless_others_say_finished():
     rows = with_column(plain(), "status", lambda i, row: "ab"[i % 2])
     assert len(read_runs(rows).runs) == len(rows)
-    assert any("a (21), b (21)" in note for note in read_runs(rows).notes)
+    assert any("a (24), b (24)" in note for note in read_runs(rows).notes)
     rows[0]["status"] = "crashed"
     assert len(read_runs(rows).runs) == len(rows) - 1
     mixed = with_column(plain(), "status", lambda i, row: "finished" if i else "on hold")
