@@ -267,8 +267,8 @@ def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int,
         notes.append(f"{_rows(left_out.total())} of runs that have not finished left out: {state} {counted(left_out)}.")
     if diverged:
         notes.append(
-            f"{_rows(len(diverged))} of runs that have not finished count as diverged: their loss is not finite, and no "
-            "higher rate of their size has finished."
+            f"{_rows(len(diverged))} of runs that have not finished count as diverged: their loss is not finite, and "
+            "no higher rate of their size has finished."
         )
     if unknown:
         notes.append(f"{state} has words that tell of no end: {counted(unknown)}. Their rows count. {remedy}")
