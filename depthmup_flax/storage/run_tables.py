@@ -41,6 +41,7 @@ NAMES: Mapping[str, Sequence[str]] = {
 NEEDED = ("width", "depth", "learning_rate", "loss")
 _DELIMITERS = (",", ";", "\t", "|")
 _EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
+_NO_NUMBER = (*_EMPTY, "nan")
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -143,7 +144,9 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
         raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
     if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
         raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
-    usual = _usual_columns([name for name in columns if name not in ignored])
+    others = [name for name in columns if name not in ignored]
+    filled = [name for name in others if any(cell.strip().lower() not in _NO_NUMBER for cell in table.columns[name])]
+    usual = _usual_columns(others) | _usual_columns(filled)
     result = {role: given.get(role) or usual.get(role) for role in NAMES}
     if lacking := [role for role in NEEDED if result[role] is None]:
         role = lacking[0]

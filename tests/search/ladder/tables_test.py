@@ -379,6 +379,15 @@ def test_a_held_out_loss_comes_before_that_of_training_and_both_are_named(held_o
     assert {run.settings for run in named.runs} == {()}
 
 
+@pytest.mark.parametrize("empty", ["", "NaN", "None"])
+@pytest.mark.parametrize("name", ["validation_loss", "eval/loss", "test_loss"])
+def test_a_loss_that_no_run_has_measured_is_none(empty, name, expected):
+    rows = [
+        {**{k: v for k, v in row.items() if k != "val_loss"}, name: empty, "loss": row["val_loss"]} for row in plain()
+    ]
+    assert ladder(rows, TARGET, rule="mup").rate == pytest.approx(expected.rate)
+
+
 @pytest.mark.parametrize("how", ["no row", "crashed", "an earlier end"])
 @pytest.mark.parametrize("seeds", [(0, 1), (0, 1, 2, 3)])
 def test_a_lost_seed_leaves_its_rate_to_the_others(how, seeds):
