@@ -83,7 +83,8 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
 def filled(losses: np.ndarray, present: np.ndarray) -> np.ndarray:
     """(S, X), (S, X) -> (S, X): losses where no run is, from those of the other seeds there; NaN where one diverged.
 
-    Such a loss is the mean of its column, plus what its seed's are above others: the median over whole columns.
+    Such a loss is the mean of its column, plus what its seed's are above others: the median over whole columns. It has
+    no noise of its own: beside an optimum, 95 % intervals cover in .87 to .94 of cases (tests/report/optimum_test.py).
     """
     whole = losses[:, np.isfinite(losses).all(0) & present.all(0)]
     above = np.median(whole - whole.mean(0), 1) if whole.size else np.zeros(len(losses))
