@@ -84,7 +84,7 @@ def filled(losses: np.ndarray, present: np.ndarray) -> np.ndarray:
     """(S, X), (S, X) -> (S, X): losses where no run is, from those of the other seeds there; NaN where one diverged.
 
     Such a loss is the mean of its column, plus what its seed's are above others: the median over whole columns. It has
-    no noise of its own: beside an optimum, 95 % intervals cover in .87 to .94 of cases (tests/report/optimum_test.py).
+    no noise of its own: beside an optimum, 95 % intervals cover in .86 to .94 of cases (tests/report/optimum_test.py).
     """
     whole = losses[:, np.isfinite(losses).all(0) & present.all(0)]
     above = np.median(whole - whole.mean(0), 1) if whole.size else np.zeros(len(losses))
