@@ -45,6 +45,22 @@ _LIBRARIES = [_PACKAGE, *(pathlib.Path(path).resolve() for path in _INSTALLED)]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the subcommand in ``argv``, by default the process's."""
+    try:
+        try:
+            _main(argv)
+        finally:
+            sys.stdout.flush()  # here, as nothing catches what Python raises at its exit
+    except BrokenPipeError:
+        _end_without_reader()
+
+
+def _end_without_reader() -> NoReturn:
+    """Ends quietly where nobody reads the output, as with | head."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
+
+
+def _main(argv: Sequence[str] | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # signs that the terminal's encoding lacks, such as those of tables
@@ -103,9 +119,8 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
         code = module.main(args)
         sys.stdout.flush()
         sys.exit(code)
-    except BrokenPipeError:  # the reader has gone, as with | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+        _end_without_reader()
     except (Exception, KeyboardInterrupt) as error:
         _end(error, f"depthmup {name}", args.traceback)
 

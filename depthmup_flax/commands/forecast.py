@@ -85,9 +85,12 @@ def main(args: argparse.Namespace) -> None:
 
 def of_table(args: argparse.Namespace) -> None:
     """Prints the forecast from a table of runs."""
+    from depthmup_flax.search.ladder.ladder import with_notes
+
     _, found = ladder_of(args)
     if found.forecast is None:
-        raise InputError(" ".join([found.notes[-1], *found.notes[:-1]]))
-    print(json.dumps(dataclasses.asdict(found.forecast)) if args.json else found.forecast_line)
-    if not args.json:
-        print(f"law: loss ~ {found.forecast.fits[0].law}", *(f"- {note}" for note in found.notes), sep="\n")
+        raise InputError(with_notes(found.forecast_line, found.notes))
+    if args.json:
+        print(json.dumps(dataclasses.asdict(found.forecast)))
+        return
+    print(*found.forecast_lines, *(f"- {note}" for note in found.notes), sep="\n")

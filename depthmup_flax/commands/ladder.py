@@ -8,8 +8,8 @@ Examples:
         --target.width=512 --target.depth=24
 
 A row for each run of any trainer: width, depth, learning rate and loss; steps, batch size,
-seed, parameters, rule and initial loss, if there are such columns. Columns are found by
-usual names, or named by flags. Printed: the target's best rate, its 95 % interval and
+seed, parameters, rule, initial loss and state, if there are such columns. Columns are
+found by usual names, or named by flags. Printed: the target's best rate, its 95 % interval and
 what it costs on average, which run to add next, and the forecast of the loss.
 """
 
@@ -32,7 +32,6 @@ def define(parser: Parser) -> None:
     for name in TARGET:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}.")
     parser.define_columns()
-    parser.flag("--rule", help="Rule of the trainer: depth_mup, completep, mup or sp; default: the table's, or sp.")
     parser.flag("--optimizer", default="adam", help="For other steps or another batch size: adam, sgd, ...")
     parser.flag("--weight_decay", type=float, default=0.0, help="Of the runs: with it the rate stays for other steps.")
     parser.flag("--budget", type=float, default=0.1, help="Of one more size, in runs of the target.")
@@ -42,7 +41,7 @@ def define(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Prints the ladder and writes its files."""
-    options = {name: getattr(args, name) for name in ("rule", "optimizer", "weight_decay", "budget")}
+    options = {name: getattr(args, name) for name in ("optimizer", "weight_decay", "budget")}
     path, found = ladder_of(args, **options)
     written = found.write(args.out or path.with_name(f"{path.name.partition('.')[0]}_ladder"))
     if args.json:
@@ -56,7 +55,12 @@ def ladder_of(args: argparse.Namespace, **options: Any) -> tuple[pathlib.Path, A
     """The table that a command names, and what it says about the target; `InputError` without one of the two."""
     from depthmup_flax.search.ladder.ladder import ladder
 
-    if len(args.words) != 1:
+    if len(args.words) > 1:
+        raise InputError(
+            f"{len(args.words)} files are named: give one table of runs. Join them, with a column rule that tells them "
+            "apart."
+        )
+    if not args.words:
         raise InputError("name one table of runs, such as runs.csv, with --target.width=512 --target.depth=24.")
     width, depth, steps, batch_size = (getattr(args, f"target_{name}") for name in TARGET)
     for name, size in (("width", width), ("depth", depth)):

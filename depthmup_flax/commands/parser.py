@@ -47,11 +47,13 @@ class Parser(argparse.ArgumentParser):
         self._has_words = True
 
     def define_columns(self) -> None:
-        """Adds the flags that name the columns of a table of runs; see `columns`."""
+        """Adds the flags of a table of runs; see `columns`."""
         for role in NAMES:
             self.flag(f"--column.{role}", help="Column of a table, in place of one of a usual name.")
         self.flag("--ignore", type=names, default=[], help="Of a table: columns that are no settings, as host,date.")
         self.flag("--initial", type=float, help="Of a table: the loss before learning, where it is no column.")
+        rules = "Of a table: its trainer's rule: depth_mup, completep, mup or sp; of several, the one to take."
+        self.flag("--rule", help=rules)
 
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags of a command line; `InputError` for an unknown flag, a wrong value or an unexpected word."""
@@ -95,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 def columns(args: argparse.Namespace) -> dict[str, Any]:
     """What `Parser.define_columns` was given, as `depthmup_flax.ladder` and `make_report` take it."""
     named = {role: name for role in NAMES if (name := getattr(args, f"column_{role}")) is not None}
-    given = {"columns": named, "ignored": args.ignore, "initial_loss": args.initial}
+    given = {"columns": named, "ignored": args.ignore, "initial_loss": args.initial, "rule": args.rule}
     return {name: value for name, value in given.items() if value not in ({}, [], None)}
 
 

@@ -28,6 +28,7 @@ from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.report.verdict import TOLERANCE
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, write_atomically
+from depthmup_flax.storage.run_tables import is_table
 from depthmup_flax.storage.sweep_records import COMPARISON
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
@@ -57,10 +58,20 @@ def main(args: argparse.Namespace) -> int:
     report = make_report(directories, args.out, tolerance=args.tolerance, loss=args.loss, **columns(args))
     print(report.text)
     print("\nwritten:", *report.paths, sep="\n  ")
-    tuned = directories[0] / "tuned.py"
-    tune = "depthmup tune --config=CONFIG.py, for a large network of yours"
-    messages.next_step(f"depthmup train --config={shlex.quote(str(tuned))}" if tuned.exists() else tune)
+    messages.next_step(next_command(directories[0]))
     return 0
+
+
+def next_command(place: pathlib.Path) -> str:
+    """What follows the report of a search, a table or another sweep."""
+    tuned = place / "tuned.py"
+    if tuned.exists():
+        return f"depthmup train --config={shlex.quote(str(tuned))}"
+    if is_table(place):
+        return (
+            f"depthmup ladder {shlex.quote(str(place))} --target.width=N --target.depth=N, and the flags of its columns"
+        )
+    return "depthmup tune --config=CONFIG.py, for a large network of yours"
 
 
 def print_comparison(directories: Sequence[pathlib.Path], out: str | None) -> None:

@@ -13,7 +13,15 @@ from depthmup_flax.report import transfer
 from depthmup_flax.report.curves import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
-from depthmup_flax.report.verdict import NO_EVIDENCE, NOT_RESOLVED, OPPOSITE, SHOWN, Verdict
+from depthmup_flax.report.verdict import (
+    NO_EVIDENCE,
+    NOT_RESOLVED,
+    OPPOSITE,
+    SHOWN,
+    Verdict,
+    rounded_loss,
+    tolerance_of,
+)
 
 SAME = "the same"
 _SAME_LOSS = 1e-5  # relative: the same run but for rounding in float32
@@ -100,8 +108,17 @@ def _words(variant: Variant) -> set[str]:
     return words
 
 
-def headline(analysis: Analysis, own: Verdict | None, against: Sequence[Contrast]) -> str:
-    """Whether the rule's x transfers along its first axis, and the controls that are better or worse by both losses."""
+def headline(
+    analysis: Analysis, own: Verdict | None, against: Sequence[Contrast], along: Sequence[Verdict] = ()
+) -> str:
+    """Whether the rule's x transfers along its first axis, the controls that are better or worse, and further axes.
+
+    Args:
+      analysis: of the sweep.
+      own: the rule's verdict along its first axis.
+      against: the controls; those count that are better or worse by both losses.
+      along: the rule's verdicts along all axes.
+    """
     if own is None:
         return f"No verdict, which takes two sizes and several values of the {analysis.scale.name}."
     name = own.variant or f"the {analysis.scale.name}"
@@ -117,8 +134,39 @@ def headline(analysis: Analysis, own: Verdict | None, against: Sequence[Contrast
     for word, kind in (("better", SHOWN), ("worse", OPPOSITE)):
         if names := [one.control for one in agreed if one.verdict == kind]:
             parts.append(f"{word} than {' and '.join(names)}")
-    text = f"{', '.join(parts)}."
-    return text[0].upper() + text[1:] if text.startswith(("the ", "not ", "no ")) else text
+    text = "; ".join([", ".join(parts), *_further(own, along)]) + "."
+    text = text[0].upper() + text[1:] if text.startswith(("the ", "not ", "no ")) else text
+    return f"{text} {cost}" if (cost := _cost_without_evidence(analysis, [own, *along])) else text
+
+
+def _further(own: Verdict, along: Sequence[Verdict]) -> list[str]:
+    """``does not transfer over width``, of the axes after the first."""
+    by_verdict: dict[str, list[str]] = {}
+    for one in along:
+        if one.axis != own.axis:
+            by_verdict.setdefault(one.verdict, []).append(one.axis)
+    return [f"{verdict} over {' and over '.join(axes)}" for verdict, axes in by_verdict.items()]
+
+
+def _cost_without_evidence(analysis: Analysis, along: Sequence[Verdict]) -> str:
+    """How far the best x moved and what the base's costs at most, where the tolerance is too large to judge it."""
+    costs = [(one.row.regret.value, one.measured_by, one) for one in along if isinstance(one.row.regret, Estimate)]
+    judged = [(cost, ruler, one) for cost, ruler, one in costs if ruler is not None and one.verdict == NO_EVIDENCE]
+    if not judged:
+        return ""
+    cost, ruler, worst = max(judged, key=lambda one: one[0])
+    row = worst.row
+    moved = ""
+    if row.shift is not None:
+        bound = f"{row.bound} " if row.bound else ""
+        spread = f" ± {row.shift.half_width:.2g}" if row.shift.half_width is not None else ""
+        moved = f"moved by {bound}{row.shift.value:+.2g}{spread} {analysis.scale.unit} and "
+    (learned,) = (tolerance_of(variant, 1.0) for variant in analysis.variants if variant.name == worst.variant)
+    return (
+        f"At {row.curve.width} x {row.curve.depth} it {moved}cost {rounded_loss(cost)}, within the tolerance of "
+        f"{rounded_loss(ruler.tolerance)}, as most of the grid would: --tolerance={ruler.tolerance / learned / 2:.1g} "
+        "is stricter."
+    )
 
 
 def main_verdict(analysis: Analysis, judged: Iterable[Verdict]) -> Verdict | None:

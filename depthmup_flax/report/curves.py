@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from depthmup_flax.report.optimum import filled
 from depthmup_flax.storage.sweep_records import (
     COMPLETED,
+    OWN,
     SEED,
     TEST,
     TRAIN,
@@ -173,15 +175,23 @@ def _surface(info: SweepInfo, records: Sequence[Record], loss: str) -> Surface:
     first, shape = records[0], (len(seeds), len(y), len(x))
     count = max(len(record.train_loss_slices) for record in records)
     losses, slices, ended = np.full(shape, np.nan), np.full((*shape, count), np.nan), np.zeros(shape[1:], int)
+    present = np.zeros(shape, bool)
     for record in records:
         coordinates = (record.seed, value(record, second), value(record, x_scale))
         at = tuple([place[coordinate] for place, coordinate in zip(places, coordinates, strict=True)])
         ended[at[1:]] += 1
+        present[at] = True
         slices[at][: len(record.train_loss_slices)] = record.train_loss_slices  # None becomes NaN
         if record.status == COMPLETED:
             losses[at] = record.loss(loss)  # None becomes NaN
     # Sums of larger numbers overflow; they exceed every float32.
     losses[np.abs(losses) > _LARGEST] = slices[np.abs(slices) > _LARGEST] = np.nan
+    diverged = ended - np.isfinite(losses).sum(0)
+    if info.scale == OWN:  # a sweep is run on until no run is missing
+        at_point = lambda array: array.reshape(len(seeds), -1)
+        losses = filled(at_point(losses), at_point(present)).reshape(shape)
+        first_losses = filled(at_point(slices[..., 0]), at_point(present)).reshape(shape)
+        slices, ended = first_losses[..., None], np.where(ended > 0, len(seeds), 0)
     return Surface(
         variant=_variant_name(info, variants, first.point),
         width=first.width,
@@ -191,7 +201,7 @@ def _surface(info: SweepInfo, records: Sequence[Record], loss: str) -> Surface:
         slice_ends=np.minimum(first.slice_steps * np.arange(1, count + 1), max(record.steps for record in records)),
         x=np.array(x),
         losses=losses,
-        diverged=ended - np.isfinite(losses).sum(0),
+        diverged=diverged,
         slices=slices,
         point=first.point,
         y=np.array(y),

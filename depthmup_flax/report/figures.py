@@ -22,35 +22,72 @@ BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # of a
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One variant's rows along one size axis, ascending, with their sizes and colors."""
+    """One variant's rows of some sizes, ascending, with labels and colors."""
 
     axes: Axes
-    axis: SizeAxis
     variant: Variant
-    rows: list[tuple[Row, int, Color]]
+    rows: list[tuple[Row, str, Color]]
 
 
-def panel_grid(analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D] = ()) -> tuple[Figure, list[Panel]]:
-    """A panel per size axis (from top to bottom) and variant; ``marks`` join the first legend."""
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Sizes that share a panel."""
+
+    name: str  # of what varies
+    fixed: str  # what does not
+    labels: Mapping[tuple[int, int], str]  # width and depth -> label, ascending
+
+
+def panel_grid(
+    analysis: Analysis, title: str, ylabel: str, marks: Sequence[Line2D] = (), *, all_sizes: bool = False
+) -> tuple[Figure, list[Panel]]:
+    """A panel per size axis (from top to bottom) and variant; ``marks`` join the first legend.
+
+    With ``all_sizes``, those on no axis have a panel of their own, with the base.
+    """
     columns = min(len(analysis.variants), style.COLUMNS)
     rows_each = math.ceil(len(analysis.variants) / columns)
-    figure, grid = style.canvas(rows_each * len(analysis.axes), columns, sharey=True)
+    shared = [_along(axis) for axis in analysis.axes]
+    shared = _with_others(shared, analysis) if all_sizes else shared
+    figure, grid = style.canvas(rows_each * len(shared), columns, sharey=True)
     figure.suptitle(title)
     panels = []
-    for axis, places in zip(analysis.axes, grid.reshape(len(analysis.axes), -1), strict=True):
-        palette = style.colors(axis.sizes)
+    for i, (sizes, places) in enumerate(zip(shared, grid.reshape(len(shared), -1), strict=True)):
+        palette = dict(zip(sizes.labels, style.colors(range(len(sizes.labels))).values(), strict=True))
         for unused in places[len(analysis.variants) :]:
             unused.set_visible(False)
         for variant, axes in zip(analysis.variants, places, strict=False):
-            sized = [(row, row.curve.size(axis.name)) for row in axis.rows(variant.rows)]
-            panels.append(Panel(axes, axis, variant, [(row, size, palette[size]) for row, size in sized]))
+            by_size = {row.size: row for row in variant.rows}
+            sized = [size for size in sizes.labels if size in by_size]
+            panels.append(Panel(axes, variant, [(by_size[size], sizes.labels[size], palette[size]) for size in sized]))
             axes.set_title(title_of(variant.name))
         for axes in places[::columns]:
-            axes.set_ylabel(f"{ylabel}\n({axis.other} {axis.fixed})")
-        sizes = [Line2D([], [], color=c, marker="o", markersize=3, label=str(n)) for n, c in palette.items()]
-        handles = [*sizes, *(marks if axis is analysis.axes[0] else ())]
-        places[columns - 1].legend(handles=handles, title=axis.name, **BESIDE)
+            axes.set_ylabel(f"{ylabel}\n{sizes.fixed}".rstrip())
+        lines = [
+            Line2D([], [], color=palette[size], marker="o", markersize=3, label=label)
+            for size, label in sizes.labels.items()
+        ]
+        places[columns - 1].legend(handles=[*lines, *(marks if i == 0 else ())], title=sizes.name, **BESIDE)
     return figure, panels
+
+
+def _along(axis: SizeAxis) -> _Sizes:
+    """The sizes of an axis."""
+    size = lambda value: (value, axis.fixed) if axis.name == "width" else (axis.fixed, value)
+    return _Sizes(axis.name, f"({axis.other} {axis.fixed})", {size(value): str(value) for value in axis.sizes})
+
+
+def _with_others(shared: Sequence[_Sizes], analysis: Analysis) -> list[_Sizes]:
+    """These, unless they are a single size; and the sizes among none of them, with the bases."""
+    drawn = {size for sizes in shared for size in sizes.labels}
+    others = {row.size for row in analysis.rows} - drawn
+    if not others:
+        return list(shared)
+    ordered = sorted(
+        others | {variant.base.size for variant in analysis.variants}, key=lambda size: size[0] ** 2 * size[1]
+    )
+    labels = {(width, depth): f"{width} x {depth}" for width, depth in ordered}
+    return [*(sizes for sizes in shared if len(sizes.labels) > 1), _Sizes("width x depth", "", labels)]
 
 
 def title_of(name: str) -> str:
@@ -77,7 +114,7 @@ def mean_and_spread(axes: Axes, x: np.ndarray, losses: np.ndarray, color: Color,
 
 def draw_transfer(analysis: Analysis) -> Figure:
     """Loss against x, a line per size, the optimum marked."""
-    scale, rows = analysis.scale, [row for axis in analysis.axes for row in axis.rows(analysis.rows)]
+    scale, rows = analysis.scale, analysis.rows
     low, top, is_log = loss_limits(rows)
     best = f", each point at its best {analysis.other.name}" if analysis.other else ""
     title = f"{analysis.loss_name.capitalize()} against {scale.name}{best}\n{seeds_of(analysis)}"
@@ -87,9 +124,13 @@ def draw_transfer(analysis: Analysis) -> Figure:
         "a run diverged": {"marker": "x"},
         "above the panel": {"marker": "^"},
     }
+    if not any(row.curve.diverged.any() for row in rows):
+        del looks["a run diverged"]
+    if not any((row.curve.losses.mean(0) > top).any() for row in rows):
+        del looks["above the panel"]
     marks = [Line2D([], [], label=label, **{"color": "0.3", "linestyle": "", **look}) for label, look in looks.items()]
-    figure, panels = panel_grid(analysis, title, analysis.loss_name, marks)
-    strip = 0.03 * max(len(axis.sizes) for axis in analysis.axes)  # of the panel, for marks above the curves
+    figure, panels = panel_grid(analysis, title, analysis.loss_name, marks, all_sizes=True)
+    strip = 0.03 * max(len(panel.rows) for panel in panels)  # of the panel, for marks above the curves
     share, u = 1 / (1 - strip), scale.coordinate(scale.values)
     margin = 0.4 * float(np.diff(u).min()) if len(u) > 1 else 0.4
     for panel in panels:

@@ -80,6 +80,19 @@ def resampled_means(losses: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     return np.einsum("ds,s...->d...", weights, losses)
 
 
+def filled(losses: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """(S, X), (S, X) -> (S, X): losses where no run is, from those of the other seeds there; NaN where one diverged.
+
+    Such a loss is the mean of its column, plus what its seed's are above others: the median over whole columns. It has
+    no noise of its own: beside an optimum, 95 % intervals cover in .86 to .94 of cases (tests/report/optimum_test.py).
+    """
+    whole = losses[:, np.isfinite(losses).all(0) & present.all(0)]
+    above = np.median(whole - whole.mean(0), 1) if whole.size else np.zeros(len(losses))
+    sums = np.where(present, losses - above[:, None], 0.0).sum(0)
+    means = sums / np.maximum(present.sum(0), 1)
+    return np.where(present, losses, np.where(present.any(0), means, np.nan) + above[:, None])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parabolas:
     """The parabola through the lowest point of each curve and its two neighbors; shapes (...,).

@@ -6,16 +6,25 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.storage.run_tables import NEEDED, TextTable, as_table, columns_of, is_logged, read_table
+from depthmup_flax.storage.run_tables import (
+    NEEDED,
+    TextTable,
+    as_table,
+    columns_of,
+    is_logged,
+    other_losses,
+    read_table,
+)
 from depthmup_flax.storage.sweep_records import (
     COMPLETED,
     DIVERGED,
     LEARNING_RATE,
     LOSS_FIELDS,
+    OWN,
     TEST,
     TRAIN,
     VALIDATION,
@@ -34,6 +43,15 @@ _FEWEST_RUNS = 6  # of a setting's value: two sizes with three rates
 # Columns of trackers that no training depends on.
 _NO_SETTINGS = ("state", "status", "host", "hostname", "user", "tags", "notes", "created", "commit", "device", "gpu")
 _MOST_UNFINISHED = 0.25  # of the runs of a log
+_ENDED = 0.99  # of the steps of the longest run of a size: a shorter one has not ended
+# What trackers, schedulers and our own records call a run that has ended, and one that has not.
+_FINISHED = ("finished", "finish", "completed", "complete", "done", "success", "succeeded", "terminated", "ended", "ok")
+_UNFINISHED = (
+    *("crashed", "crash", "failed", "fail", "failure", "error", "killed", "running", "pending", "queued", "waiting"),
+    *("preempted", "preempting", "canceled", "cancelled", "aborted", "interrupted", "stopped", "pruned", "timeout"),
+    *("oom", "outofmemory", "nodefail", "scheduled", "starting", "stopping"),
+)
+_INFINITE = ("nan", "inf", "infinity", "diverged")  # a loss that diverged; an empty one may be that of a crash
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -68,12 +86,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class OwnRuns:
-    """The runs of a table, each once, with equally many seeds at each rate of a size."""
+    """The runs of a table, each once; a rate of a size may lack some of the seeds of the others."""
 
     name: str
     runs: Sequence[Run]
     notes: tuple[str, ...]  # what was left out, in sentences
     objective: str = TRAIN  # the loss of `OBJECTIVES` that the name of its column means
+    loss: str = ""  # its column
+    # Width and depth -> rates of which no run has ended.
+    unfinished: Mapping[tuple[int, int], Sequence[float]] = dataclasses.field(default_factory=dict)
 
 
 def read_csv(
@@ -81,6 +102,7 @@ def read_csv(
     columns: Mapping[str, str] | None = None,
     ignored: Sequence[str] = (),
     initial_loss: float | None = None,
+    rule: str | None = None,
 ) -> Sweep:
     """A table of runs as a sweep: a line per run, with columns that `read_runs` knows.
 
@@ -88,26 +110,37 @@ def read_csv(
 
     Args:
       path, columns, ignored: see `read_runs`.
+      rule: of the runs: those of other rules are left out.
       initial_loss: before learning: what a run learned is measured from there. ``None``: a column of the table.
 
     Raises:
       InputError: see `read_runs`; or there is no initial loss.
     """
     own = read_runs(path, columns, ignored)
-    runs = own.runs
+    runs = own.runs if rule is None else _under(own.runs, rule)
     if initial_loss is not None:
         runs = [dataclasses.replace(run, initial_loss=initial_loss) for run in runs]
-    if any(math.isnan(run.initial_loss) for run in runs):
+    if lacking := sum(math.isnan(run.initial_loss) for run in runs):
         raise InputError(
-            f"{str(path)!r} has no column 'initial_loss', or an empty cell there: a report measures from the loss "
-            "before learning what is learned. Give it, as --initial=2.3, or use depthmup ladder, which needs none."
+            f"{str(path)!r} has {_rows(lacking)} without the loss before learning, from which a report measures what "
+            "is learned. Give it, as --initial=10.8 or in a column initial_loss; depthmup ladder needs none."
         )
     records = [_record(run, f"{str(path)!r}, line {run.line}", own.objective) for run in runs]
     axes = {axis: sorted({record.point[axis] for record in records}) for axis in records[0].point}
     base = {"model": {f"base_{name}": axes[_FIELDS[name]][0] for name in _WHOLE}}
     title, count = f"Runs of {path.name}", len(records)
-    info = SweepInfo(path.stem, title, "own", LEARNING_RATE, axes, base, objective=own.objective, runs=count)
-    return Sweep(info, records, list(own.notes), axes)
+    info = SweepInfo(path.stem, title, OWN, LEARNING_RATE, axes, base, objective=own.objective, runs=count)
+    return Sweep(info, records, list(own.notes), axes, own.unfinished)
+
+
+def _under(runs: Sequence[Run], rule: str) -> list[Run]:
+    """The runs of a rule; all of them, named so, where the table names none."""
+    rules = {str(value) for run in runs for name, value in run.settings if name == "rule"}
+    if rules and rule not in rules:
+        raise InputError(f"rule is {rule!r}, of which the table has no run: it has {', '.join(sorted(rules))}.")
+    if rules:
+        return [run for run in runs if ("rule", rule) in run.settings]
+    return [dataclasses.replace(run, settings=(*run.settings, ("rule", rule))) for run in runs]
 
 
 def _record(run: Run, where: str, objective: str) -> Record:
@@ -139,8 +172,9 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
       columns: role of `NAMES` -> column; others are found by usual names, such as ``n_embd`` for the width.
       ignored: further columns that are no settings.
 
-    A loss that is empty, NaN or infinite is that of a diverged run. Of a log, with a row for each evaluation, the last
-    row of a run counts.
+    A loss that is empty, NaN or infinite is that of a diverged run. Runs that a column ``state`` does not call finished
+    are left out, unless they diverged, see `_ended`. Of a log, with a row for each evaluation, the last row of a run
+    counts.
 
     Raises:
       InputError: there is no such table, it lacks a column, or has a cell that cannot be read.
@@ -151,30 +185,108 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
     notes = list(table.notes)
     if taken := [f"{role} is {name}" for role, name in known.items() if name not in (None, role)]:
         notes.append(f"Columns: {', '.join(taken)}.")
-    runs = _typed(table, known, ignored, notes)
-    if is_logged(known["steps"]):
-        runs = _last_of_log(runs, notes)
+    if others := other_losses(set(table.columns) - set(known.values()), known["loss"]):
+        notes.append(
+            f"The loss is that of {known['loss']}. Also there: {', '.join(others)}. For another: "
+            f"--column.loss={others[0]}."
+        )
+    rows = _typed(table, known, [*ignored, *others])
+    runs = _ended(table, known, rows, notes)
+    runs = _last_of_log(runs, notes) if is_logged(known["steps"]) else _of_equal_length(runs)
     runs = _with_settings(runs, known["rule"], notes)
-    runs = _equally_many_seeds(_once(runs, known["seed"] is not None, notes), notes)
-    name = (known["loss"] or "").lower()
-    objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name), TRAIN)
-    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective)
+    runs = _of_common_seeds(_once(runs, known["seed"] is not None, notes), notes)
+    unfinished = _rates_left_out(rows, runs)
+    if said := [f"{_named(size)} at {', '.join(f'{x:.3g}' for x in rates)}" for size, rates in unfinished.items()]:
+        notes.append(f"Rates without a run that has ended: {'; '.join(said[:8])}.")
+    name = known["loss"] or ""
+    objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name.lower()), TRAIN)
+    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective, name, unfinished)
 
 
-def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str], notes: list[str]) -> list[Run]:
-    """The rows whose size and rate are known, with the cells of all further columns as settings."""
+def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str]) -> dict[int, Run]:
+    """Place of a row in the table -> the row, with the cells of all further columns as settings.
+
+    Rows without a size or a rate are left out.
+    """
     used = {name for role, name in known.items() if role != "rule"} | set(ignored)
     others = [name for name in table.columns if name not in used]
     numbers = {role: _numbers(table, role, known[role]) for role in _NUMBERS}
     rows = [row for row in range(len(table.lines)) if _is_run(*(numbers[role][row] for role in NEEDED[:3]))]
     if not rows:
         raise InputError(f"{table.source} has no row with a width, a depth and a learning rate above 0.")
-    if lacking := len(table.lines) - len(rows):
-        notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
     seeds = _seeds(table.columns[known["seed"]]) if known["seed"] else [0] * len(table.lines)
     settings = lambda row: tuple((name, table.text(name, row)) for name in others)
     known_at = lambda row: {role: column[row] for role, column in numbers.items()}
-    return [_run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows]
+    return {row: _run(table.lines[row], known_at(row), seeds[row], settings(row)) for row in rows}
+
+
+def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int, Run], notes: list[str]) -> list[Run]:
+    """The rows that the column of states calls finished, and of the others those that diverged.
+
+    These have a loss that is NaN or infinite, at a rate above all that have finished: else the machine failed. If the
+    column calls no row finished, the rows with words that are not known count.
+    """
+    if lacking := len(table.lines) - len(rows):
+        notes.append(f"{_rows(lacking)} without a width, a depth or a rate above 0: left out.")
+    state, loss = known["state"], known["loss"]
+    if state is None or loss is None:
+        return list(rows.values())
+    words = {row: "".join(filter(str.isalnum, table.text(state, row).lower())) for row in rows}
+    tells = any(word in _FINISHED for word in words.values())
+    result, crashed = list[Run](), list[tuple[Run, str]]()
+    unknown, left_out = Counter[str](), Counter[str]()
+    for row, run in rows.items():
+        word, shown = words[row], printable(table.text(state, row))[:40] or "empty"
+        if word == DIVERGED:
+            result.append(dataclasses.replace(run, loss=math.nan))
+        elif word in _FINISHED:
+            result.append(run)
+        elif not tells and word not in _UNFINISHED:
+            unknown[shown] += 1
+            result.append(run)
+        elif table.text(loss, row).lower().lstrip("+-") in _INFINITE:
+            crashed.append((run, shown))
+        else:
+            left_out[shown] += 1
+    highest = dict[Hashable, float]()
+    for run in result:
+        if math.isfinite(run.loss):
+            size = _width_and_depth(run)
+            highest[size] = max(run.rate, highest.get(size, 0.0))
+    diverged = list[Run]()
+    for run, shown in crashed:
+        if run.rate >= highest.get(_width_and_depth(run), 0.0):
+            diverged.append(run)
+        else:
+            left_out[shown] += 1
+    counted = lambda words: ", ".join(f"{word} ({count:,})" for word, count in words.most_common(6))
+    remedy = f"Name another column, as --column.state=NAME, or leave it out: --ignore={state}."
+    if left_out and not highest:
+        raise InputError(f"{table.source} has no run that has ended: {state} is {counted(left_out)}. {remedy}")
+    if left_out:
+        notes.append(f"{_rows(left_out.total())} of runs that have not finished left out: {state} {counted(left_out)}.")
+    if diverged:
+        notes.append(
+            f"{_rows(len(diverged))} of runs that have not finished count as diverged: their loss is not finite, and "
+            "no higher rate of their size has finished."
+        )
+    if unknown:
+        notes.append(f"{state} has words that tell of no end: {counted(unknown)}. Their rows count. {remedy}")
+    return result + diverged
+
+
+def _rates_left_out(rows: Mapping[int, Run], runs: Sequence[Run]) -> dict[tuple[int, int], list[float]]:
+    """Width and depth -> rates of the rows of which no run is left."""
+    sizes = _grouped(runs, _width_and_depth)
+    result = dict[tuple[int, int], list[float]]()
+    for size, own in _grouped(rows.values(), _width_and_depth).items():
+        if rates := {run.rate for run in own} - {run.rate for run in sizes.get(size, ())}:
+            result[own[0].width, own[0].depth] = sorted(rates)
+    return result
+
+
+def _named(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
 
 
 def _run(line: int, known: Mapping[str, float], seed: int, settings: tuple[tuple[str, str], ...]) -> Run:
@@ -236,7 +348,8 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
     evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
-    rows = [row for row in rows if row.steps in evaluated] or rows
+    alone = {own[0].line for own in _runs_of_log(rows) if len(own) == 1}  # of a table with a row for each run
+    rows = [row for row in rows if row.steps in evaluated or row.line in alone] or rows
     ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
     lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
     kept, unfinished = [row for own in lasts for row in own], lasts.count([])
@@ -244,8 +357,9 @@ def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
         notes.append("The table is a log: of each run the row of its last step counts.")
     if unfinished > _MOST_UNFINISHED * len(lasts):
         raise InputError(
-            f"{unfinished} of {len(lasts)} runs end before others of their size. If the column of rates has those of "
-            "each step, name one of the highest rates: --column.learning_rate=NAME."
+            f"{unfinished} of {len(lasts)} runs end before {_ENDED:.0%} of the longest of their size. If the column of "
+            "rates has those of each step, name one of the highest rates: --column.learning_rate=NAME. If lengths "
+            "differ on purpose, name the column of planned steps: --column.steps=NAME."
         )
     if unfinished:
         notes.append(f"{unfinished} runs end before others of their size: left out.")
@@ -262,17 +376,28 @@ def _runs_of_log(rows: Sequence[Run]) -> Iterable[list[Run]]:
 
 
 def _at_end(rows: Sequence[Run], end: int) -> list[Run]:
-    """The rows of a run's last step; none if it ends before ``end`` with a finite loss.
+    """The rows of a run's last step; none if it ends well before ``end`` with a finite loss.
 
     The loss of its first row is the initial one where it is of the run's beginning.
     """
     first, last = (of(rows, key=lambda row: row.steps) for of in (min, max))
     ended = [row for row in rows if row.steps == last.steps]
-    if last.steps < end and math.isfinite(ended[-1].loss):
+    if last.steps < _ENDED * end and math.isfinite(ended[-1].loss):
         return []
     begun = first.loss if first.steps <= _START * end and first.steps < last.steps else math.nan
     initial = lambda row: begun if math.isnan(row.initial_loss) else row.initial_loss
     return [dataclasses.replace(row, steps=end, initial_loss=initial(row)) for row in ended]
+
+
+def _of_equal_length(runs: Sequence[Run]) -> list[Run]:
+    """The runs of a size whose steps differ by a hundredth with the steps of the longest of them."""
+    lengths = dict[Hashable, dict[int, int]]()
+    for size, own in _grouped(runs, _width_and_depth).items():
+        longest, lengths[size] = 0, {}
+        for steps in sorted({run.steps for run in own}, reverse=True):
+            longest = longest if steps >= _ENDED * longest > 0 else steps
+            lengths[size][steps] = longest
+    return [dataclasses.replace(run, steps=lengths[_width_and_depth(run)][run.steps]) for run in runs]
 
 
 def _width_and_depth(run: Run) -> tuple[int, int]:
@@ -340,28 +465,41 @@ def _once(runs: Sequence[Run], has_seeds: bool, notes: list[str]) -> list[Run]:
     return result
 
 
-def _equally_many_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
-    """As many seeds at each rate of a size, as keeps most runs; numbered anew where they differ between rates.
+def _of_common_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:
+    """The runs of seeds that at least half of a size's rates have; numbered anew where rates have other seeds.
 
-    A rate at which a run diverged stays so with any number of seeds.
+    A rate at which a run diverged stays so.
     """
-    result, dropped = list[Run](), 0
+    result, lacking, dropped = list[Run](), list[str](), 0
     for group in _grouped(runs, lambda run: (run.size, run.settings)).values():
-        at_rate = list(_grouped(group, lambda run: run.rate).values())
-        counts = [len(own) for own in at_rate]
-        kept_by = {seeds: seeds * sum(count >= seeds for count in counts) for seeds in sorted(set(counts))}
-        seeds = max(kept_by, key=lambda count: kept_by[count])
-        if len({frozenset(run.seed for run in own) for own in at_rate}) > 1:
-            at_rate = [_numbered(own, seeds) for own in at_rate]
-            dropped += sum(max(0, count - len(own)) for count, own in zip(counts, at_rate, strict=True))
-        result += [run for own in at_rate for run in own]
+        numbered = [run for own in _grouped(group, lambda run: run.rate).values() for run in _numbered(own)]
+        rates_and_runs = lambda kept: (len({run.rate for run in kept}), len(kept))
+        kept = max(_common(group), _common(numbered), key=rates_and_runs)
+        dropped += len(group) - len(kept)
+        seeds = len({run.seed for run in kept})
+        for own in _grouped(sorted(kept, key=lambda run: run.rate), lambda run: run.rate).values():
+            if len(own) < seeds and all(math.isfinite(run.loss) for run in own):
+                lacking.append(f"{_named((own[0].width, own[0].depth))} at {own[0].rate:.3g} ({len(own)} of {seeds})")
+        result += kept
     if dropped:
-        notes.append(f"Rates of a size have unequal numbers of seeds: {_rows(dropped)} left out to make them equal.")
+        notes.append(f"{_rows(dropped)} of seeds that less than half of the rates of a size have: left out.")
+    if lacking:
+        lacking = list(dict.fromkeys(lacking))  # other settings may lack the same
+        shown = ", ".join(lacking[:8]) + ", ..." * (len(lacking) > 8)
+        notes.append(f"Rates without all seeds, whose losses are filled in from the seeds there: {shown}.")
     return result
 
 
-def _numbered(runs: Sequence[Run], seeds: int) -> list[Run]:
-    """So many runs of a rate with seeds from 0 on, or none; all of them the diverged one, if one diverged."""
+def _common(runs: Sequence[Run]) -> list[Run]:
+    """The runs of seeds that at least half of the rates have."""
+    rates, of_seed = {run.rate for run in runs}, Counter(run.seed for run in runs)
+    kept = [run for run in runs if 2 * of_seed[run.seed] >= len(rates)]
+    lost = {run.rate for run in runs if 2 * of_seed[run.seed] < len(rates) and not math.isfinite(run.loss)}
+    return [dataclasses.replace(run, loss=math.nan) if run.rate in lost else run for run in kept]
+
+
+def _numbered(runs: Sequence[Run]) -> list[Run]:
+    """The runs of a rate with seeds from 0 on; all of them the diverged one, if one diverged."""
     diverged = [run for run in runs if not math.isfinite(run.loss)]
-    chosen = diverged[:1] * seeds if diverged else sorted(runs, key=lambda run: run.seed)[:seeds]
-    return [dataclasses.replace(run, seed=i) for i, run in enumerate(chosen)] if len(chosen) == seeds else []
+    chosen = diverged[:1] * len(runs) if diverged else sorted(runs, key=lambda run: run.seed)
+    return [dataclasses.replace(run, seed=i) for i, run in enumerate(chosen)]

@@ -69,7 +69,7 @@ def make_report(
         `depthmup_flax.report.verdict`.
       loss: of the last steps of training, ``train``; or after training, on the test set, ``test``, or on held-out
         training examples, ``validation``. ``None``: the sweep's objective.
-      of_table: of a file: ``columns``, ``ignored``, ``initial_loss`` of `own_records.read_csv`.
+      of_table: of a file: ``columns``, ``ignored``, ``initial_loss``, ``rule`` of `own_records.read_csv`.
 
     Raises:
       InputError: the directories hold no sweep or several, no run has ended, all runs diverged, or ``tolerance`` is
@@ -81,7 +81,12 @@ def make_report(
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance is {tolerance:g}: it must be above 0 and below 1, as in tolerance=0.02.")
     paths = [as_path(directory) for directory in directories]
-    from_table = len(paths) == 1 and is_table(paths[0])
+    from_table = any(map(is_table, paths))
+    if from_table and len(paths) > 1:
+        raise InputError(
+            f"{len(paths)} files are named: give one table of runs. Join them, with a column rule that tells them "
+            "apart."
+        )
     if of_table and not from_table:
         raise InputError(f"{', '.join(of_table)}: only a table of runs, such as runs.csv, takes it. Leave it out.")
     sweep = read_csv(paths[0], **of_table) if from_table else first_round(read_sweep(paths))
@@ -153,4 +158,4 @@ def analysis_of(sweep: Sweep, loss: str | None = None) -> Analysis:
         raise InputError(f"{lacking} completed runs have no {LOSSES[loss]}: leave out loss={loss}.")
     # The planned values of x, if runs are left; once all have ended, a size without one of them lies in another grid.
     planned = () if 0 < info.runs <= len(records) else sweep.planned.get(info.x, ())
-    return analyze(info, records, loss, planned)
+    return analyze(info, records, loss, planned, sweep.unfinished)

@@ -39,7 +39,7 @@ _MEANINGS = {  # of the remarks on rows
     opt.ONE_VALUE: "there is nothing to compare it with",
     opt.NEXT_TO_DIVERGENCE: "the loss beside the best {x} diverges or is too high for a fit: known to half a step",
     transfer.ALL_DIVERGED: "every {x} has a diverged run: try lower learning rates",
-    transfer.INCOMPLETE: "some runs have not ended: points that lack a seed are left out",
+    transfer.INCOMPLETE: "some runs have not ended: their points are left out",
     transfer.FEW_SEEDS: "there are only two: intervals are wide, and wrong if one seed is an outlier",
     transfer.ONE_SEED: "the noise is unknown, so no interval is given",
 }
@@ -60,7 +60,7 @@ def as_data(sweep: Sweep, analysis: Analysis, tolerance: float = TOLERANCE, othe
     main = main_verdict(analysis, judged)
     against = contrasts(analysis, main.axis, other) if main else []
     data = {
-        "headline": headline(analysis, main, against),
+        "headline": headline(analysis, main, against, [one for one in judged if main and one.variant == main.variant]),
         "verdicts": [_verdict_data(one) for one in judged],
         "contrasts": [
             {
@@ -78,6 +78,7 @@ def as_data(sweep: Sweep, analysis: Analysis, tolerance: float = TOLERANCE, othe
         "scale": info.scale,
         "x": info.x,
         "loss": analysis.loss,
+        "loss_name": analysis.loss_name,
         "other_loss": other.loss if other else None,
         "axes": {**info.axes, info.x: sorted(info.axes[info.x])},  # shards may have added values at its ends
         "settings": settings(info),
@@ -199,19 +200,20 @@ def sections(data: Json, analysis: Analysis) -> list[Section]:
     for variant in data["variants"]:
         base = (variant["base"]["width"], variant["base"]["depth"])
         rows = [_cells(row, (row["width"], row["depth"]) == base) for row in variant["rows"]]
-        best = "loss" if data["loss"] == TRAIN else LOSSES[data["loss"]]
+        best = "loss" if data["loss"] == TRAIN else data["loss_name"]
         x = f"best {axis_name(data['x'])}"
         columns = ("width", "depth", "seeds", x, "95 % interval", "shift", "regret", f"best {best}", "remarks")
         table = Table(columns, rows, ">>>>>>>><")
         parts.append(Section(variant["name"] or "Results", table=table, below=_slope_sentences(variant, data["x"])))
+    runs = f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED})"
     facts = {
-        "sweep": f"{data['title']} ({data['figure']}, {data['scale']})",
+        "sweep": data["title"] if analysis.is_own else f"{data['title']} ({data['figure']}, {data['scale']})",
         **data["settings"],
         **{axis: ", ".join(map(number, values)) for axis, values in data["axes"].items()},
-        "devices": "; ".join(data["devices"]),
+        "devices": "" if analysis.is_own else "; ".join(data["devices"]),
         "versions": ", ".join(data["versions"]),
         "commits": ", ".join(data["commits"]),
-        "runs": f"{data['runs']} runs, {data['diverged']} diverged ({MEANS_DIVERGED}); {_duration(data['hours'])}",
+        "runs": runs if analysis.is_own else f"{runs}; {_duration(data['hours'])}",
     }
     measured = Table((), [(name, text) for name, text in facts.items() if text], "<<")
     reading = Section("How to read it", _explanation(data, analysis))
@@ -235,7 +237,7 @@ def _verdict_table(data: Json) -> Table:
         rows.append((*ends, *numbers, one["remark"]))
     by_other = (f"by {LOSSES[data['other_loss']]}",) if data["other_loss"] else ()
     numbers = ("regret (95 %)", "tolerance", "would pass", "seeds needed")
-    columns = ("", "at", "over", f"by {LOSSES[data['loss']]}", *by_other, *numbers, "remarks")
+    columns = ("", "at", "over", f"by {data['loss_name']}", *by_other, *numbers, "remarks")
     return Table(columns, rows, "<" * len(columns))
 
 
@@ -299,9 +301,11 @@ def _slope_sentences(variant: Json, field: str) -> list[str]:
 def _explanation(data: Json, analysis: Analysis) -> list[str]:
     """How to read the columns, and what the verdicts mean."""
     x, unit, initial = analysis.scale.name, analysis.scale.unit, analysis.initial_loss_name
+    exponents = any(slope.estimate for variant in analysis.variants for slope in variant.slopes.values())
     return [
-        f"shift: best {x} minus the base's, in {unit}; 0 is perfect transfer, as is an exponent of 0. regret: "
-        f"{analysis.loss_name} lost by using the base's best {x} instead of tuning it at this size, on fitted curves; "
+        f"shift: best {x} minus the base's, in {unit}; 0 is perfect transfer"
+        f"{', as is an exponent of 0' * exponents}. regret: {analysis.loss_name} lost by using the base's best {x} "
+        "instead of tuning it at this size, on fitted curves; "
         "the base's choice is resampled, too. ± and intervals: 95 %, over seeds. A network does not train if no "
         f"{x} brings its loss below twice that {initial}.",
         f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the base "
@@ -335,7 +339,7 @@ def _flat(tree: Json, path: str = "") -> Json:
 def warnings(sweep: Sweep, analysis: Analysis) -> list[str]:
     """Notes on the files, on missing sizes, and on what the remarks on rows mean."""
     lines = list(sweep.notes)
-    if analysis.loss != TRAIN:
+    if analysis.loss != TRAIN and not analysis.is_own:
         lines.append(f"All losses are {EVALUATED[analysis.loss]}, after training.")
     if not analysis.scale.log:
         lines.append(f"Not all values of {analysis.scale.name} are positive: shifts are differences, not octaves.")

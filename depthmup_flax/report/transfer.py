@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report.curves import LOSSES, Curve, Scale, Surface, profile, roles, surfaces
-from depthmup_flax.storage.sweep_records import TRAIN, Record, SweepInfo
+from depthmup_flax.storage.sweep_records import OWN, TRAIN, Record, SweepInfo
 from depthmup_flax.util.errors import InputError
 
 ALL_DIVERGED, ONE_SEED, FEW_SEEDS, INCOMPLETE = "all diverged", "one seed", "few seeds", "incomplete"
@@ -111,16 +111,19 @@ class Analysis:
     axes: tuple[SizeAxis, ...]  # along which sizes vary; one with a single size if none does
     loss: str = TRAIN  # of all curves, a key of `LOSSES`
     knows_chance: bool = False  # whether every `Variant.initial_loss` is that of the best constant guess
+    is_own: bool = False  # whether the runs are those of somebody's table, which says no more than its columns
 
     @property
     def initial_loss_name(self) -> str:
         """Where `Variant.initial_loss` comes from, for sentences."""
+        if self.is_own:
+            return "before learning"
         return "of a constant guess" if self.knows_chance else "of the base's first steps"
 
     @property
     def loss_name(self) -> str:
         """For sentences: ``training loss``."""
-        return LOSSES[self.loss]
+        return "loss" if self.is_own and self.loss == TRAIN else LOSSES[self.loss]
 
     @property
     def rows(self) -> list[Row]:
@@ -132,11 +135,17 @@ class Analysis:
         return next((axis for axis in self.axes if axis.name == name), None)
 
 
-def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, planned: Sequence[float] = ()) -> Analysis:
+def analyze(
+    info: SweepInfo,
+    records: Sequence[Record],
+    loss: str = TRAIN,
+    planned: Sequence[float] = (),
+    unfinished: Mapping[tuple[int, int], Sequence[float]] | None = None,
+) -> Analysis:
     """Optimum, shift, regret and exponents, by a loss of `LOSSES`.
 
-    Sizes that lack one of the ``planned`` values of x are flagged as incomplete. Raises InputError if all runs
-    diverged, or no point has all of its seeds.
+    Sizes that lack one of the ``planned`` values of x, or have an ``unfinished`` one, are incomplete. Raises InputError
+    if all runs diverged, or no point has all of its seeds.
     """
     scale, other, _ = roles(info)
     grids = surfaces(info, records, loss)
@@ -145,7 +154,7 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
     curves = [curve for curve in map(profile, grids) if len(curve.x)]
     if not curves:
         raise InputError("no point of the sweep has all of its seeds: rerun the sweep command to resume it.")
-    axes = _size_axes(info, curves)
+    axes, pending, is_own = _size_axes(info, curves), unfinished or {}, info.scale == OWN
     variants = []
     for name in dict.fromkeys(curve.variant for curve in curves):
         own = [curve for curve in curves if curve.variant == name]
@@ -155,12 +164,20 @@ def analyze(info: SweepInfo, records: Sequence[Record], loss: str = TRAIN, plann
         optima = [opt.find_optimum(scale.coordinate(curve.x), curve.losses, most=most) for curve in own]
         regrets = [_regret(scale, curve, optima[at], most) for curve in own]
         rows = tuple(
-            _row(curve, best, base, optima[at], regret, initial_loss, planned)
+            _row(
+                curve,
+                best,
+                base,
+                optima[at],
+                regret,
+                initial_loss,
+                [*planned, *pending.get((curve.width, curve.depth), ())],
+            )
             for curve, best, regret in zip(own, optima, regrets, strict=True)
         )
         slopes = {axis.name: _slope(rows, axis) for axis in axes if scale.log and len(axis.sizes) > 2}
         variants.append(Variant(name, rows[at], is_smallest, initial_loss, most, rows, slopes))
-    return Analysis(scale, other, tuple(grids), tuple(variants), tuple(axes), loss, info.chance is not None)
+    return Analysis(scale, other, tuple(grids), tuple(variants), tuple(axes), loss, info.chance is not None, is_own)
 
 
 def _size_axes(info: SweepInfo, curves: Sequence[Curve]) -> list[SizeAxis]:

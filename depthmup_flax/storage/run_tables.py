@@ -13,7 +13,7 @@ import io
 import pathlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.util.errors import InputError, did_you_mean, printable
@@ -25,17 +25,23 @@ NAMES: Mapping[str, Sequence[str]] = {
     "width": ("width", "n_embd", "d_model", "hidden_size", "n_embed", "hidden_dim", "embed_dim", "model_dim", "dim"),
     "depth": ("depth", "n_layer", "n_layers", "num_layers", "num_hidden_layers", "layers", "n_blocks"),
     "learning_rate": ("learning_rate", "lr", "eta", "peak_lr", "max_lr", "base_lr", "rate"),
-    "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "valid_loss", "test_loss", "final_loss", "train_loss"),
+    # Held-out ones before those of training, which a bare one is in most trackers.
+    "loss": (
+        *("val_loss", "validation_loss", "eval_loss", "valid_loss", "dev_loss", "loss_val", "loss_eval"),
+        *("test_loss", "loss_test", "final_loss", "loss", "train_loss", "training_loss", "loss_train"),
+    ),
     "seed": ("seed", "random_seed", "rng_seed"),
     "initial_loss": ("initial_loss", "init_loss", "first_loss", "chance_loss"),
     "steps": ("steps", "train_steps", "total_steps", "num_steps", "max_iters", "max_steps", "iters", *LOGGED),
     "batch_size": ("batch_size", "batch", "global_batch_size"),
     "parameters": ("parameters", "params", "n_params", "num_params", "num_parameters"),
     "rule": ("rule", "parametrization", "parameterization"),
+    "state": ("state", "status", "run_state", "run_status"),
 }
 NEEDED = ("width", "depth", "learning_rate", "loss")
 _DELIMITERS = (",", ";", "\t", "|")
 _EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
+_NO_NUMBER = (*_EMPTY, "nan")
 _MOST = 2**27  # characters of a cell: the csv module's own limit is 131,072
 _INDEX = "(index)"  # a column without a name
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")
@@ -138,7 +144,9 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
         raise InputError(f"columns has {unknown[0]!r}: {did_you_mean(str(unknown[0]), NAMES)}")
     if absent := [name for name in (*given.values(), *ignored) if name not in columns]:
         raise InputError(f"{table.source} has no column {absent[0]!r}: it has {shown}.")
-    usual = _usual_columns([name for name in columns if name not in ignored])
+    others = [name for name in columns if name not in ignored]
+    filled = [name for name in others if any(cell.strip().lower() not in _NO_NUMBER for cell in table.columns[name])]
+    usual = _usual_columns(others) | _usual_columns(filled)
     result = {role: given.get(role) or usual.get(role) for role in NAMES}
     if lacking := [role for role in NEEDED if result[role] is None]:
         role = lacking[0]
@@ -147,14 +155,34 @@ def columns_of(table: TextTable, given: Mapping[str, str], ignored: Sequence[str
 
 
 def _usual_columns(columns: Sequence[str]) -> dict[str, str]:
-    """Role -> the first column with a usual name, which may be the last part of a longer one."""
+    """Role -> the column with the likeliest of its usual names, which may be the last parts of a longer one.
+
+    A short name comes before a part of a longer one, ``lr`` before ``optimizer.learning_rate``; but of losses the kind
+    counts first, ``eval/loss`` before ``loss``.
+    """
     result = dict[str, str]()
-    for of in (_last, str):
-        by_name = {_squeezed(of(name)): name for name in reversed(columns)}
-        for role, names in NAMES.items():
-            if known := [by_name[key] for key in map(_squeezed, names) if key in by_name]:
-                result[role] = known[0]
+    for role in NAMES:
+        places = dict[str, tuple[int, int]]()
+        for name in columns:
+            if place := _place(name, role):
+                places[name] = place if role == "loss" else place[::-1]
+        if places:
+            result[role] = min(places, key=places.__getitem__)
     return result
+
+
+def other_losses(columns: Iterable[str], loss: str | None) -> list[str]:
+    """The columns of losses but this one: what runs measured, not their settings."""
+    return [name for name in columns if name != loss and _place(name, "loss")]
+
+
+def _place(name: str, role: str) -> tuple[int, int] | None:
+    """Which usual name of a role a column ends with, the longest, and how many parts stand before it."""
+    names, parts = list(map(_squeezed, NAMES[role])), re.split("[/.]", name)
+    for start in range(len(parts)):
+        if (end := "".join(map(_squeezed, parts[start:]))) in names:
+            return names.index(end), start
+    return None
 
 
 def is_logged(steps: str | None) -> bool:

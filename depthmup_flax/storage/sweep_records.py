@@ -31,6 +31,7 @@ LOSS_FIELDS = {TRAIN: "train_loss_avg", VALIDATION: "validation_loss", TEST: "te
 
 ROUNDS = "rounds"  # figure of a search that begins with a grid and goes on at random points
 COMPARISON = "compare"  # figure of the presets that a search has compared, and its directory below the search's
+OWN = "own"  # scale of a table of somebody's own runs
 SEED, LEARNING_RATE = "seed", "optimizer.learning_rate"
 # Config fields that one compiled program takes as numbers, like the seed. A change of any other field recompiles.
 CONTINUOUS = (
@@ -114,6 +115,8 @@ class Sweep:
     records: list[Record]
     notes: list[str]  # warnings about the files, such as a truncated line
     planned: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # axis -> values before the extension
+    # Width and depth -> values of x of which no run has ended, of a table of somebody's own runs.
+    unfinished: Mapping[tuple[int, int], Sequence[float]] = dataclasses.field(default_factory=dict)
 
 
 def read_record_file(path: pathlib.Path) -> tuple[list[Record], list[str]]:

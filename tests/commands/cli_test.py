@@ -158,3 +158,14 @@ def config_module(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("words", [[], ["--version"], ["ladder", "--help"], ["config"]])
+def test_a_command_whose_reader_has_gone_ends_quietly(words):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "depthmup_flax", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141 or "--help" in words  # argparse writes on

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from depthmup_flax.report.optimum import belonging, find_optimum, minima, regret, vertices
+from depthmup_flax.report.optimum import belonging, filled, find_optimum, minima, regret, vertices
 
 
 def test_vertices_agree_with_a_polynomial_fit_on_uneven_grids():
@@ -57,3 +57,17 @@ def test_a_valley_without_noise_keeps_its_parabola_and_its_minimum_between_point
     losses = np.tile(1.85 + 0.02 * (u + 5.5) ** 2, (3, 1))
     assert find_optimum(u, losses, most=2.3).at.value == pytest.approx(-5.5)
     assert minima(u, losses.mean(0), belonging(u, losses, 2.3)) == pytest.approx(1.85)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("lost", [2, 3, 4])
+def test_an_interval_beside_a_filled_loss_covers_the_truth_nearly_as_often_as_it_says(lost, seeds):
+    random, u, covers = np.random.default_rng(1), np.arange(-11.0, -5.0), []
+    for _ in range(600):
+        best = random.uniform(-8.5, -7.5)
+        noise = random.normal(size=(seeds, 1)) + random.normal(size=(seeds, len(u)))
+        losses, present = 0.05 * (u - best) ** 2 + 0.01 * noise, np.ones((seeds, len(u)), bool)
+        present[random.integers(seeds), lost] = False
+        low, high = find_optimum(u, filled(np.where(present, losses, np.nan), present), 100).at.interval
+        covers.append(low <= best <= high)
+    assert 0.82 < np.mean(covers) < 0.98

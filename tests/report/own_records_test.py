@@ -4,10 +4,12 @@ import csv
 import gzip
 import math
 
+import numpy as np
 import pytest
 from planted_sweeps import RATES, X, parabola, sweep_of, write
 
 from depthmup_flax.report import make_report
+from depthmup_flax.report.optimum import filled
 from depthmup_flax.util.errors import InputError
 
 HEAD = ["width", "depth", "learning_rate", "seed", "rule", "initial_loss", "loss"]
@@ -85,3 +87,44 @@ def test_flags_name_the_columns_of_a_report_and_the_loss_is_that_of_its_column(t
         make_report([plain], tmp_path / "out")
     with pytest.raises(InputError, match="only a table"):
         make_report([tmp_path], tmp_path / "out", columns=columns)
+
+
+def test_a_report_of_a_table_says_what_the_table_says_and_draws_all_sizes(tmp_path):
+    """Sizes that grow in width and depth at once lie on no axis."""
+    sizes = [(16, 4), (32, 8), (64, 16)]
+    lines = [[w, d, rate, seed, 1 + (math.log2(rate) + 8) ** 2 / 9 + 0.01 * seed, "finished"]
+             for w, d in sizes for rate in RATES for seed in (0, 1, 2)]  # fmt: skip
+    lines = [[*line[:-2], 1.0, "crashed"] if line[2:4] == [RATES[4], 1] else line for line in lines]
+    path = written(tmp_path / "mine.csv", lines, ["width", "depth", "lr", "seed", "val_loss", "State"])
+    report = make_report([path], tmp_path / "out", initial_loss=10.8)
+    for untrue in ("held-out", "unknown", "0 s", "exponent of 0", "first steps"):
+        assert untrue not in report.text
+    assert report.data["runs"] == len(lines) - len(sizes)
+    (rows,) = (variant["rows"] for variant in report.data["variants"])
+    assert [row["seeds"] for row in rows] == [3, 3, 3]
+    assert all(math.log2(row["optimum"]) == pytest.approx(-8, abs=0.05) for row in rows)
+    figure = (tmp_path / "out" / "transfer.svg").read_text()
+    assert all(f"{w} x {d}" in figure for w, d in sizes)
+    assert "a run diverged" not in figure
+
+
+@pytest.mark.parametrize("lost", ["crashed", "running"])
+def test_a_rate_that_no_run_has_ended_is_no_edge_of_a_report(lost, tmp_path, undrawn):
+    state = lambda depth, rate: lost if depth == 8 and math.log2(rate) > -8.5 else "finished"
+    lines = [[16, depth, rate, seed, 1 + (math.log2(rate) + 8) ** 2 / 9 + 0.01 * seed, state(depth, rate)]
+             for depth in (4, 8) for rate in RATES for seed in (0, 1)]  # fmt: skip
+    path = written(tmp_path / "mine.csv", lines, ["width", "depth", "lr", "seed", "val_loss", "state"])
+    text = make_report([path], tmp_path / "out", initial_loss=10.8).text
+    assert "highest of the grid" not in text
+    assert "incomplete" in text
+
+
+def test_a_lost_seed_is_filled_in_from_its_difference_from_others():
+    seeds, rates = np.array([0.0, 0.3, -0.1]), np.array([2.0, 1.0, 3.0, 5.0])
+    losses = seeds[:, None] + rates
+    present = np.ones(losses.shape, bool)
+    present[1, 1] = present[0, 2] = False
+    given = np.where(present, losses, np.nan)
+    assert filled(given, present) == pytest.approx(losses)
+    given[2, 1] = np.nan  # a divergence is one for all seeds
+    assert np.isnan(filled(given, present)[:, 1]).sum() >= 2

@@ -206,3 +206,18 @@ def test_the_excess_is_that_of_the_parabola_near_the_minimum_and_never_negative_
     everywhere = opt.excess(u, np.tile(means, (501, 1)), np.linspace(0, 5, 501))
     assert (everywhere >= 0).all()
     assert opt.excess(u, means, np.array(4.0)) == pytest.approx(50 - (0.6 - 0.3 * (3 - 7 / 3) ** 2))
+
+
+def test_the_headline_has_all_axes_and_what_a_rate_without_evidence_costs():
+    def loss(point, curvature=0.03):
+        moved = -1.5 * math.log2(point["model.width"] / 64) / 2
+        return 2 + curvature * (math.log2(point[X]) + 8 - moved) ** 2 + 1e-4 * math.sin(9 * point["seed"] + moved)
+
+    axes = {"model.width": (64, 256), "model.depth": (4, 16), X: RATES, "seed": (0, 1, 2)}
+    text = data_of(sweep_of(loss, axes))["headline"]
+    assert text.startswith("The learning rate transfers over depth; does not transfer over width")
+    flat = lambda point: loss(point, 0.0005)
+    text = data_of(sweep_of(flat, axes))["headline"]
+    assert text.startswith("No evidence whether the learning rate transfers over depth; no evidence over width")
+    assert "moved by -1.5" in text
+    assert "--tolerance=0.01" in text

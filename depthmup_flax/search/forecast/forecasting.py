@@ -17,7 +17,7 @@ from depthmup_flax.config.rescaling import rescale_target
 from depthmup_flax.data import LoadOnce, stored_dataset
 from depthmup_flax.report.curves import LOSSES
 from depthmup_flax.search.forecast.ladder import LadderPlan, ladder_sweep, rung_config
-from depthmup_flax.search.forecast.law import AXES, STEPS, Fit, Forecast, Rung, forecast_loss
+from depthmup_flax.search.forecast.law import AXES, CHECKED_COST_RATIO, STEPS, Fit, Forecast, Rung, forecast_loss
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.search.tune.tuning import require_mup
 from depthmup_flax.storage import sweep_records
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT = LadderPlan()
 FILE = "forecast.json"
-# The largest ratio of costs, target to largest rung, at which forecasts were checked (reproduction/pages/forecasts.md).
-CHECKED_COST_RATIO = 249
 _OF_CHANCE = 0.98  # a network with a larger share of the loss of chance has not begun to learn
 
 
@@ -85,6 +83,8 @@ class TargetForecast(Forecast):
                 f"Warning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
                 "the largest rung: this one lies beyond."
             )
+        if warning := self.fits[0].warning:
+            lines.append(warning)
         if factors[STEPS] > 1:
             lines.append(
                 "Warning: what only long runs learn is not foreseen, and the interval is wider for it. Targets of 3 to "

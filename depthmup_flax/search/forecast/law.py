@@ -20,6 +20,9 @@ AXES = (WIDTH, DEPTH, STEPS)
 # Logarithms to base 2, of exponents from 1/4 to the square root of 2. With smaller ones a few rungs are fitted by
 # nearly a logarithm, which has no irreducible part: published ladders then forecast losses that are too low.
 _EXPONENTS = (-2, 0.5)
+_AT_BOUND = 1e-3  # of these logarithms
+# The largest ratio of costs, target to largest rung, at which forecasts were checked (reproduction/pages/forecasts.md).
+CHECKED_COST_RATIO = 249
 _GRID_STEP = 0.5  # of the search for the exponents' start
 _LEVEL = 0.95
 # Root mean square of log(reached / forecast) of the ten checked targets that are longer than all rungs
@@ -68,6 +71,17 @@ class Fit:
     # (jackknife) and by the seeds' noise of each, the errors for left-out rungs and for costly ones by much cheaper
     # ones, and its own seed
     deviation: float
+    at_bound: bool = False  # whether an exponent is the least allowed one: the data may ask for less
+
+    @property
+    def warning(self) -> str:
+        """What an exponent at its bound means; empty without one."""
+        if not self.at_bound:
+            return ""
+        return (
+            f"Warning: an exponent of the law is at its bound, {2.0 ** _EXPONENTS[0]:g}: the interval is not reliable "
+            "for far targets. Add sizes nearer to the target."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +187,7 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
     References:
       Efron and Stein, The Jackknife Estimate of Variance (1981).
     """
-    law, (loss,) = losses_by_law(axes, rungs, [target])
+    law, (loss,), at_bound = _fitted(axes, rungs, [target])
     ratios = []
     for i, rung in enumerate(rungs):
         before, after, mean = rungs[:i], rungs[i + 1 :], _loss(rung)
@@ -185,7 +199,8 @@ def fit(axes: Sequence[str], rungs: Sequence[Rung], target: Rung, seed_spread: f
     by_seeds, by_rungs, errors = np.log(ratios).T  # few rungs may fit a law better than their seeds allow
     left_out_error, jackknife = math.sqrt(np.mean(errors**2)), math.sqrt((len(rungs) - 1) * np.var(by_rungs))
     beyond = _BEYOND * error_beyond(axes, rungs, target)
-    return Fit(law, left_out_error, loss, math.hypot(jackknife, left_out_error, beyond, seed_spread, *by_seeds))
+    deviation = math.hypot(jackknife, left_out_error, beyond, seed_spread, *by_seeds)
+    return Fit(law, left_out_error, loss, deviation, at_bound)
 
 
 def error_beyond(axes: Sequence[str], rungs: Sequence[Rung], target: Rung) -> float:
@@ -219,6 +234,12 @@ def _loss(rung: Rung) -> float:
 
 def losses_by_law(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float]]:
     """The formula of the law of the mean losses of ``rungs``, and the losses of ``others`` by it."""
+    law, forecast, _ = _fitted(axes, rungs, others)
+    return law, forecast
+
+
+def _fitted(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[Rung]) -> tuple[str, list[float], bool]:
+    """`losses_by_law`, and whether the exponent of a term is the least allowed one."""
     losses = np.array([_loss(rung) for rung in rungs])
     units = [max(getattr(rung, axis) for rung in rungs) for axis in axes]
     sizes = np.array([[getattr(rung, axis) for axis in axes] for rung in (*rungs, *others)]) / units  # [rungs, axes]
@@ -236,4 +257,5 @@ def losses_by_law(axes: Sequence[str], rungs: Sequence[Rung], others: Sequence[R
     parts = [f"{coefficients[0]:.4g}"]
     for coefficient, axis, unit, exponent in zip(coefficients[1:], axes, units, 2.0**logs, strict=True):
         parts.append(f"{coefficient:.3g} ({axis} / {unit:,.6g})^-{exponent:.2g}")
-    return " + ".join(parts), forecast.tolist()
+    at_bound = bool(np.any((logs < _EXPONENTS[0] + _AT_BOUND) & (coefficients[1:] > 0)))
+    return " + ".join(parts), forecast.tolist(), at_bound

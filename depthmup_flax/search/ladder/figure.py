@@ -16,7 +16,8 @@ from depthmup_flax.search.ladder.law import Size, known_laws
 
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
-_NEAR = 0.12  # of the axis: sizes that share a label
+_NEAR = 0.02  # of the axis: sizes that share a label
+_BESIDE = 0.4  # octaves of parameters between sizes that have equally many
 _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
 
@@ -36,14 +37,24 @@ def draw(ladder: Any) -> Figure:
 
 
 def position(size: Size) -> float:
-    """Where a size is drawn: log2 of width^2 depth, proportional to the parameters."""
+    """Log2 of width^2 depth, proportional to the parameters."""
     return math.log2(size.parameters)
 
 
+def places_of(sizes: Sequence[Size]) -> list[float]:
+    """Where sizes are drawn: at their `position`, those of equally many parameters beside each other, by width."""
+    places = []
+    for size in sizes:
+        equal = sorted((one for one in sizes if one.parameters == size.parameters), key=lambda one: one.width)
+        places.append(position(size) + _BESIDE * (equal.index(size) - (len(equal) - 1) / 2))
+    return places
+
+
 def _draw_rates(ladder: Any, axes: Axes) -> None:
-    places = [position(one.search.size) for one in ladder.searched]
+    sizes = [*(one.search.size for one in ladder.searched), ladder.target]
+    *places, of_target = places_of(sizes)
     colors = style.colors(range(len(places)))
-    gap = min([abs(a - b) for a in places for b in [*places, position(ladder.target)] if a != b] or [1.0])
+    gap = min([abs(a - b) for a in places for b in [*places, of_target] if a != b] or [1.0])
     for place, one, color in zip(places, ladder.searched, colors.values(), strict=True):
         means = one.curve.losses.mean(0)
         above = (means - one.lowest) / max(ladder.learned if ladder.learned > 0 else abs(one.lowest), 1e-12)
@@ -52,9 +63,9 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
         error = 1.96 * one.search.error
         axes.errorbar(place, one.search.rate, error, color=color, marker="o", capsize=3, zorder=5)
     _draw_band(ladder, axes)
-    sizes = [*(one.search.size for one in ladder.searched), ladder.target]
     labels = _labels(sizes)
-    axes.set_xticks(list(labels), ["\n".join(names) for names in labels.values()])
+    names = [", ".join(near) for near in labels.values()]
+    axes.set_xticks(list(labels), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_xlabel("width x depth, apart as log of width² depth")
     axes.yaxis.set_major_formatter(lambda value, _: f"{2.0**value:.2g}")
     axes.set_ylabel("best learning rate (log scale)")
@@ -65,13 +76,12 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
 
 def _labels(sizes: Sequence[Size]) -> dict[float, list[str]]:
     """Place -> the sizes there, or so near that their names would overlap."""
-    ordered = sorted(sizes, key=position)
-    near = _NEAR * (position(ordered[-1]) - position(ordered[0]))
+    ordered = sorted(zip(places_of(sizes), map(str, sizes), strict=True))
+    near = _NEAR * (ordered[-1][0] - ordered[0][0])
     labels = dict[float, list[str]]()
-    for size in ordered:
-        place = position(size)
+    for place, size in ordered:
         at = next((other for other in labels if place - other <= near), place)
-        labels.setdefault(at, []).append(str(size))
+        labels.setdefault(at, []).append(size)
     return labels
 
 
@@ -99,12 +109,20 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 def _draw_steps(ladder: Any, axes: Axes) -> None:
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
+<<<<<<< HEAD
     for rank, one in enumerate(sorted(ladder.steps, key=lambda one: one.regret.mean)):
+=======
+    for i, one in enumerate(ladder.steps):  # names alternate above and below, as neighbors' would overlap
+>>>>>>> h-csv
         axes.plot(100 * one.cost, 100 * one.regret.mean, "o", color="C0", markersize=10 if one is best else 5)
         axes.annotate(
             str(one.size),
             (100 * one.cost, 100 * one.regret.mean),
+<<<<<<< HEAD
             xytext=(4, 4 if rank % 2 else -11),  # the lowest below, then in turn: names of neighbors do not overlap
+=======
+            xytext=(4, -12 if i % 2 else 5),
+>>>>>>> h-csv
             textcoords="offset points",
             fontsize=8,
         )

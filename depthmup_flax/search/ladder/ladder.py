@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from depthmup_flax.report.optimum import EDGE_HIGH, EDGE_LOW, filled
 from depthmup_flax.report.own_records import OwnRuns, Run, read_runs
 from depthmup_flax.rule.batch_and_steps import OPTIMIZER_RULES, Hyperparameters
-from depthmup_flax.search.forecast.law import Forecast, Rung, forecast_loss
+from depthmup_flax.search.forecast.law import CHECKED_COST_RATIO, Forecast, Rung, forecast_loss
 from depthmup_flax.search.ladder.law import Law, Prediction, Size, known_laws
 from depthmup_flax.search.ladder.next_size import Next, Searched, next_sizes, work
 from depthmup_flax.search.ladder.regret import Curve, Regret, expected_regret
@@ -33,6 +34,7 @@ _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
 _MEASURED = {"width": 16, "depth": 64}  # the largest ratios in the sweeps to which laws were fitted
 _SHAPE = 5  # rates of a curve that says what errors cost
+_DECAYS = ("weight_decay", "wd", "decay")  # columns of settings
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
 
 
@@ -51,6 +53,7 @@ class Ladder:
     forecast: Forecast | None
     notes: Sequence[str]
     kept: float | None = None  # the rate of which the regret is expected, if not the best one
+    why_no_forecast: str = ""
 
     @property
     def rate(self) -> float:
@@ -88,9 +91,19 @@ class Ladder:
         first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
         if (best := self.next) is None:
             why = "would hardly lower it" if self.steps else "costs more than a run of the target"
-            return [first, f"one more size {why}"]
+            return [first, f"one more size {why}", *self._too_far]
         after, cost = _percent(best.regret.mean), _percent(best.cost)
-        return [first, f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"]
+        second = f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"
+        return [first, second, *self._too_far]
+
+    @property
+    def _too_far(self) -> list[str]:
+        """A warning if the target is farther from the smallest size than those to which the laws were fitted."""
+        sizes = [one.search.size for one in self.searched]
+        ratios = {name: getattr(self.target, name) / min(getattr(size, name) for size in sizes) for name in _MEASURED}
+        far = [f"{ratio:,.3g} times the smallest {name}" for name, ratio in ratios.items() if ratio > _MEASURED[name]]
+        measured = " and ".join(f"{most} times the {name}" for name, most in _MEASURED.items())
+        return [f"Warning: the target has {' and '.join(far)}: the law was measured up to {measured}."] * bool(far)
 
     @property
     def _tables(self) -> list[str]:
@@ -108,16 +121,30 @@ class Ladder:
                 shares = map(_percent, (step.cost, step.regret.mean, step.regret.high))
                 rows.append((str(step.size), rates, step.runs, *shares))
             lines += ["", *Table(head, rows, "<<>>>>").lines]
-        return [*lines, *(["", self.forecast_line] if self.forecast else []), ""]
+        return [*lines, "", *self.forecast_lines, ""]
 
     @property
     def forecast_line(self) -> str:
         """The target's loss at the best rate."""
         if self.forecast is None:
-            return "no forecast of the loss"
+            return f"no forecast of the loss: {self.why_no_forecast}"
         low, high = self.forecast.interval
         ends = f"95 % interval {low:.4g} to {high:.4g}"
         return f"forecast of one run at the best rate: loss {self.forecast.loss:.4g}, {ends}"
+
+    @property
+    def forecast_lines(self) -> list[str]:
+        """The same, the law, and what to beware of."""
+        if self.forecast is None:
+            return [self.forecast_line]
+        law = self.forecast.fits[0]
+        lines = [self.forecast_line, f"law: loss ~ {law.law}", law.warning]
+        if (ratio := _cost_ratio(self.target, self.searched)) > CHECKED_COST_RATIO:
+            lines.append(
+                f"Warning: the target costs {ratio:,.3g} times a run of the largest size: forecasts were checked up to "
+                f"{CHECKED_COST_RATIO} times."
+            )
+        return list(filter(None, lines))
 
     def as_json(self) -> dict[str, Any]:
         """Its numbers, for a file."""
@@ -156,6 +183,11 @@ class Ladder:
         return figure.pictures_of(self)
 
 
+def with_notes(sentence: str, notes: Sequence[str]) -> str:
+    """An error with what was done to the table, which may be its cause."""
+    return "\n".join([sentence, *(f"- {note}" for note in notes)])
+
+
 def _percent(share: float) -> str:
     """``0.4 %``, with two digits."""
     return f"{float(f'{100 * share:.2g}'):g} %"
@@ -180,7 +212,8 @@ def ladder(
 
     Args:
       records: a file such as ``runs.csv``, a data frame, a list of rows, or column -> values: a row for each run, with
-        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule and initial loss if known.
+        width, depth, learning rate and loss; and steps, batch size, seed, parameters, rule, initial loss and state
+        (``finished``) if known.
         Other columns in which runs differ are settings: the one of the lowest loss is taken.
       target: its width and depth.
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
@@ -207,9 +240,15 @@ def ladder(
     notes, given_rule = list(own.notes), rule
     runs, rule = _of_one_series(own.runs, rule, notes)
     law, initial = _law(rule, optimizer, weight_decay), _initial(runs, initial_loss, notes)
-    searched = _searched(runs, law, initial, notes)
+    searched = _searched(runs, own.unfinished, law, initial, notes)
     large = searched[-1]
     goal = _goal(target, {"steps": steps, "batch_size": batch_size}, searched, notes)
+    decays = [value for name, value in dict(runs[0].settings).items() if name.rpartition(".")[2] in _DECAYS]
+    if decays and not weight_decay:
+        notes.append(
+            f"Weight decays differ: the target is taken to have these runs', {decays[0]}. For other steps or another "
+            f"batch size say so: --weight_decay={decays[0]}."
+        )
     prediction = law.predict([one.search for one in searched], goal)
     learned = initial - large.lowest if initial - large.lowest > 0 else math.nan
     unit = learned if math.isfinite(learned) else abs(large.lowest) or 1.0
@@ -218,6 +257,7 @@ def ladder(
     if given_rule is None:
         options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
         notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
+    forecast, why = _forecast(searched, goal)
     return Ladder(
         target=goal,
         rule=rule,
@@ -227,9 +267,10 @@ def ladder(
         searched=searched,
         steps=next_sizes(law, searched, goal, prediction, shape, unit),
         budget=budget,
-        forecast=_forecast(searched, goal, notes),
+        forecast=forecast,
         notes=notes,
         kept=kept,
+        why_no_forecast=why,
     )
 
 
@@ -244,9 +285,12 @@ def _goal(
             goal = dataclasses.replace(goal, **{name: value})
         elif value:
             notes.append(f"The table has no {name}: target.{name} is left out.")
-    for name, most in _MEASURED.items():
-        if (ratio := getattr(goal, name) / min(getattr(one.search.size, name) for one in searched)) > most:
-            notes.append(f"The target's {name} is {ratio:.3g} times the smallest; the law was measured up to {most}.")
+        values = sorted({getattr(one.search.size, name) for one in searched})
+        if len(values) > 1 and not value:
+            notes.append(
+                f"Sizes differ in {name}: {', '.join(map(str, values))}. The target is taken to have the largest "
+                f"size's, {getattr(at, name)}: --target.{name}=N."
+            )
     return goal
 
 
@@ -303,7 +347,13 @@ def _of_one_series(runs: Sequence[Run], rule: str | None, notes: list[str]) -> t
     return [run for run in runs if run.settings == best], rule
 
 
-def _searched(runs: Sequence[Run], law: Law, initial: float, notes: list[str]) -> list[Searched]:
+def _searched(
+    runs: Sequence[Run],
+    unfinished: Mapping[tuple[int, int], Sequence[float]],
+    law: Law,
+    initial: float,
+    notes: list[str],
+) -> list[Searched]:
     """The sizes with a best rate inside of their grid, by cost; `InputError` if there is none."""
     by_size: dict[tuple[int, int, int, int], list[Run]] = defaultdict(list)
     for run in runs:
@@ -313,31 +363,46 @@ def _searched(runs: Sequence[Run], law: Law, initial: float, notes: list[str]) -
         curve = _curve(own, initial)
         search = curve.search(Size(*size), law.one_seed)
         if isinstance(search, str):
-            left_out.append(f"{size[0]} x {size[1]} ({search})")
+            left_out.append(f"{size[0]} x {size[1]} ({_reason(search, curve, unfinished.get(size[:2], ()))})")
             continue
+        search = dataclasses.replace(search, error=max(search.error, curve.error_of_two))
         parameters = max(run.parameters for run in own)
         result.append(Searched(search, curve, parameters, float(np.nanmin(curve.losses.mean(0)))))
     if left_out:
         notes.append(f"Sizes whose best rate is not inside of their rates, left out: {', '.join(left_out[:8])}.")
     if not result:
         reasons = "; ".join(left_out[:4])
-        raise InputError(
-            f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
-        )
+        sentence = f"no size has its best rate inside of its rates ({reasons}): add rates on both sides of the best."
+        raise InputError(with_notes(sentence, notes[:-1]))
     return sorted(result, key=lambda one: work(one.search.size))
+
+
+def _reason(why: str, curve: Curve, unfinished: Sequence[float]) -> str:
+    """Why a size has no best rate: at an edge of its grid unless further rates have no run that has ended."""
+    low, high = 2.0 ** curve.rates[0], 2.0 ** curve.rates[-1]
+    beyond = {EDGE_LOW: [rate for rate in unfinished if rate < low], EDGE_HIGH: [r for r in unfinished if r > high]}
+    if rates := beyond.get(why):
+        return f"best beside {', '.join(f'{rate:.3g}' for rate in rates)}, where no run has ended"
+    return why
 
 
 def _curve(runs: Sequence[Run], initial: float) -> Curve:
     rates, seeds = sorted({run.rate for run in runs}), sorted({run.seed for run in runs})
-    losses = np.full((len(seeds), len(rates)), np.nan)
+    losses, present = np.full((len(seeds), len(rates)), np.nan), np.zeros((len(seeds), len(rates)), bool)
     row, column = ({value: i for i, value in enumerate(values)} for values in (seeds, rates))
     for run in runs:
         losses[row[run.seed], column[run.rate]] = run.loss
-    return Curve(np.log2(rates), losses, math.inf if math.isnan(initial) else initial)
+        present[row[run.seed], column[run.rate]] = True
+    return Curve(np.log2(rates), filled(losses, present), math.inf if math.isnan(initial) else initial)
 
 
-def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> Forecast | None:
-    """The target's loss at the best rate, by the law of `depthmup_flax.search.forecast`."""
+def _cost_ratio(target: Size, searched: Sequence[Searched]) -> float:
+    """The cost of the target's run in runs of the largest size."""
+    return work(target) / work(searched[-1].search.size)
+
+
+def _forecast(searched: Sequence[Searched], target: Size) -> tuple[Forecast | None, str]:
+    """The target's loss at the best rate, by the law of `depthmup_flax.search.forecast`; or why there is none."""
     seeds = min(len(one.curve.losses) for one in searched)
     counted = all(one.parameters for one in searched)
     rungs = []
@@ -351,9 +416,13 @@ def _forecast(searched: Sequence[Searched], target: Size, notes: list[str]) -> F
     goal = Rung(target.width, target.depth, target.steps or 1, parameters)
     fewest = _FEWEST_RUNGS + 2 * (len({rung.steps for rung in rungs}) > 1)
     if len({rung.parameters for rung in rungs}) < _FEWEST_RUNGS or len(rungs) < fewest:
-        notes.append(f"A forecast of the loss needs {fewest} sizes with a best rate: there are {len(rungs)}.")
-        return None
+        return None, f"it needs {fewest} sizes with a best rate, and there are {len(rungs)}."
     if min(min(rung.losses) for rung in rungs) <= 0:
-        notes.append("A forecast of the loss needs losses above 0.")
-        return None
-    return forecast_loss(rungs, goal)
+        return None, "it needs losses above 0."
+    result, ratio = forecast_loss(rungs, goal), _cost_ratio(target, searched)
+    if result.fits[0].at_bound and ratio > CHECKED_COST_RATIO:
+        return None, (
+            f"the target costs {ratio:,.3g} times a run of the largest size, and the exponent of the law, "
+            f"{result.fits[0].law}, is at its bound. Add sizes nearer to the target."
+        )
+    return result, ""

@@ -41,6 +41,27 @@ class Curve:
         error = one_seed if len(self.losses) == 1 else best.at.standard_error
         return Search(size, best.at.value, max(error, best.at.resolution / 1.96))
 
+    @property
+    def error_of_two(self) -> float:
+        """How far the noise of losses moves the best rate of two seeds, in octaves; 0 for other numbers of seeds.
+
+        The noise is pooled over the lowest loss and the two on either side: the best rates of two seeds agree by chance
+        too often. With more seeds the law was measured with their own error.
+        """
+        means, seeds = self.losses.mean(0), len(self.losses)
+        lowest = int(np.nanargmin(means))
+        near = slice(max(0, lowest - 2), lowest + 3)
+        u, losses = self.rates[near], self.losses[:, near]
+        u, losses = u[np.isfinite(losses).all(0)], losses[:, np.isfinite(losses).all(0)]
+        if seeds != 2 or len(u) < _FEWEST:
+            return 0.0
+        apart = losses - losses.mean(0)
+        apart = apart - apart.mean(1, keepdims=True)  # what a seed has at all rates moves no minimum
+        error = math.sqrt((apart**2).sum() / ((len(u) - 1) * seeds))  # of a mean loss
+        belongs = belonging(u, losses, self.most)
+        moved = [vertices(u, losses.mean(0) + sign * error * np.eye(len(u)), belongs) for sign in (1, -1)]
+        return float(np.linalg.norm(moved[0] - moved[1])) / 2
+
     def regret(self, errors: np.ndarray) -> np.ndarray:
         """The loss at the best rate times ``2^errors``, (N,), minus the lowest one; not below 0.
 

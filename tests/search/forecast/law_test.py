@@ -193,3 +193,13 @@ def test_losses_of_unstable_runs_have_a_wide_interval_of_positive_numbers():
     found = forecast_loss(rungs, Rung(512, 4, 100, 4**9))
     assert 0 < found.interval[0] < found.loss < found.interval[1]
     assert found.interval[1] > 100 * found.interval[0]
+
+
+def test_an_exponent_at_its_bound_is_said():
+    ladder = [rung(2**k, 4) for k in range(3, 9)]
+    slow = lambda r: 1.7 + 1.6 * (r.parameters / 600) ** -0.2
+    at_bound, inside = (forecast_loss(measured(ladder, loss), TARGET).fits[0] for loss in (slow, BY_SIZE))
+    assert at_bound.at_bound
+    assert "at its bound" in at_bound.warning
+    assert not inside.at_bound
+    assert inside.warning == ""

@@ -104,8 +104,8 @@ def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_col
 
 def test_a_target_farther_than_what_was_measured_is_said():
     near, far = (ladder(rows_of(), (width, 16), rule="mup") for width in (1024, 2048))
-    assert not any("measured up to" in note for note in near.notes)
-    assert any("width is 32 times" in note for note in far.notes)
+    assert len(near.statement) == 2
+    assert "32 times the smallest width" in far.statement[2]
 
 
 def test_the_forecast_is_that_of_the_law_of_the_loss():
@@ -161,3 +161,43 @@ def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
     assert forecast.out.splitlines()[0] == expected.forecast_line
     assert absent.refuses
     assert "cannot be read" in absent.error
+
+
+@pytest.mark.parametrize("steps", [None, 1000])
+@pytest.mark.parametrize("exponent", [0.2, 0.4])
+def test_a_far_target_is_warned_of_beside_the_forecast_and_has_none_from_an_exponent_at_its_bound(steps, exponent):
+    sizes = [(64, 4), (64, 8), (128, 8), (128, 16), (256, 16)]
+    flat = lambda w, d: 1 + 1.5 * (w * w * d / 2**14) ** -exponent
+    rows = [
+        {
+            "width": w,
+            "depth": d,
+            "lr": rate,
+            "loss": flat(w, d) + 0.08 * (math.log2(rate) + 7.3) ** 2,
+            "steps": steps or "",
+        }
+        for w, d in sizes
+        for rate in RATES
+    ]
+    near, far = (ladder(rows, target, rule="mup") for target in ((512, 16), (2048, 128)))  # 4 and 512 times the cost
+    assert not any("forecasts were checked" in line for line in near.forecast_lines)
+    assert len(near.forecast_lines) == (3 if exponent == 0.2 else 2)
+    if exponent == 0.2:
+        assert far.forecast is None
+        assert "at its bound" in far.forecast_line
+    else:
+        assert any("512 times" in line for line in far.forecast_lines)
+
+
+def test_flags_of_tables_are_those_of_all_commands_and_two_tables_are_refused(tmp_path):
+    rows = [{**row, "rule": rule} for rule in ("mup", "sp") for row in rows_of()]
+    for name in ("runs.csv", "more.csv"):
+        (tmp_path / name).write_text("\n".join([",".join(rows[0]), *(",".join(map(str, r.values())) for r in rows)]))
+    target = ["--target.width=256", "--target.depth=16"]
+    commands = {"ladder": target, "forecast": target, "report": ["--initial=9"]}
+    flags = ["--rule=mup", "--column.width=n_embd", "--ignore=iter"]
+    accepted = run_lines([[name, "runs.csv", *own, *flags] for name, own in commands.items()], cwd=tmp_path)
+    assert [one.code for one in accepted] == [0, 0, 0], [one.error for one in accepted]
+    assert all("sp" not in one.out.split() for one in accepted)
+    several = run_lines([[name, "runs.csv", "more.csv", *own] for name, own in commands.items()], cwd=tmp_path)
+    assert all(one.refuses and "one table" in one.error for one in several)
