@@ -96,7 +96,7 @@ def train(text, width, depth, steps, rate, seed=0):
     dm.rescale_init_(model, base, audit)  # depthmup
     optimizer = torch.optim.AdamW(
         dm.param_groups(model, audit, learning_rate=rate, weight_decay=0.1),  # depthmup: was model.parameters()
-        lr=rate,
+        lr=rate,  # as weight_decay: what a group has replaces it
         betas=(0.9, 0.95),
         weight_decay=0.1,
     )

@@ -146,6 +146,13 @@ def _require_counterparts(model: Shapes, base: Shapes) -> None:
             f"{shape}, there {there}. Build both from the same code; only width and depth may "
             "differ."
         )
+    of_model = grouped(model, series)
+    for path in base:
+        if not is_equal and series(path) not in of_model:
+            raise InputError(
+                f"parameter {path!r} of the base model has no counterpart in the model. Build both from the same code, "
+                "with the same weights tied; only width and depth may differ."
+            )
 
 
 def _single_pairs(

@@ -84,6 +84,7 @@ def _number(path: str, factor: Any) -> float:
     if len(values) > 1:
         raise InputError(
             f"parts of {path!r}, such as the queries of a fused matrix, carry factors of their own, and a group of an "
-            "optimizer has one for a tensor. Write the factor in the code: dm.audit(..., carry=False) prints the line."
+            "optimizer has one for a tensor. Keep the base's head size, with more heads; or write the factor in the "
+            "code: dm.audit(..., carry=False) prints the line."
         )
     return float(values[0])

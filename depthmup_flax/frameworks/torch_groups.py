@@ -29,8 +29,10 @@ def param_groups(
     """Groups for ``torch.optim.AdamW`` or ``SGD``, after `rescale_init_`: a rate, decay and epsilon for each parameter.
 
     Steps are those of `depthmup_flax.adamw`; parameters with equal numbers share a group. At the base model there is
-    one group, of plain settings, and one without decay. Schedulers of ``torch.optim.lr_scheduler`` multiply each
-    group's rate. A loop that sets rates must write ``group["lr"] = rate * group["lr_factor"]``.
+    one group, of plain settings, and one without decay. They replace the optimizer's own ``lr``, ``weight_decay`` and
+    ``eps``. Schedulers of ``torch.optim.lr_scheduler`` that multiply rates fit. Those with an absolute rate
+    (``eta_min``, ``min_lr``, ``swa_lr``, ``CyclicLR``) give each group the same, which is wrong: use ``LambdaLR``. A
+    loop that sets rates must write ``group["lr"] = rate * group["lr_factor"]``.
 
     Args:
       module: the torch module itself, before ``torch.compile`` or DDP wrap it; FSDP2 may have sharded it.
@@ -129,7 +131,7 @@ def clip_grad_rms_(groups: Any, max_rms: float) -> Any:
     require_number("max_rms", max_rms, above=0)
     norms, grads = [], []
     for group in getattr(groups, "param_groups", groups):
-        if "gradient_scale" not in group:
+        if not isinstance(group, dict) or "gradient_scale" not in group:
             raise InputError("a group has no gradient_scale: pass an optimizer with the groups of dm.param_groups.")
         for parameter in group["params"]:
             if parameter.grad is not None:

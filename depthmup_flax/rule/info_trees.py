@@ -20,7 +20,7 @@ from flax.core.meta import AxisMetadata
 
 from depthmup_flax.rule.factor import Factor, as_tuples
 from depthmup_flax.rule.parametrization import AuditRecord, Geometry, Parametrization, ParamInfo, Role
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError, did_you_mean, shown
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 log = logging.getLogger(__name__)
@@ -104,14 +104,20 @@ def with_decay(info: InfoTree, mask: ArrayTree | Callable[[Any], ArrayTree] | No
         return info
     shapes = lambda: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, float), info, is_leaf=is_info)
     given = jax.tree.leaves(mask)
-    tree = mask if given and all(isinstance(leaf, (bool, np.bool_)) for leaf in given) else mask(shapes())
+    is_tree = bool(given) and all(isinstance(leaf, (bool, np.bool_)) for leaf in given)
+    if not is_tree and not callable(mask):
+        raise InputError(f"mask is {shown(mask)}: give a bool for each parameter, or a function of their shapes.")
+    tree = mask if is_tree else mask(shapes())
     decaying = lambda decays, part: jax.tree.map(
         lambda leaf: dataclasses.replace(leaf, decay=bool(decays)), part, is_leaf=is_info
     )
     try:
         return jax.tree.map(decaying, tree, info)
     except ValueError as error:
-        raise InputError(f"mask has another structure than the parameters ({error}): give a bool for each.") from error
+        named = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        absent = [path for path in flatten_info(info) if path not in named]
+        lacks = f"lacks {len(absent)} parameters, such as {absent[0]!r}" if absent else "has names of no parameter"
+        raise InputError(f"mask {lacks}: give a bool for each.") from error
 
 
 def named_geometries(info: InfoTree, geometry: str | ArrayTree) -> dict[str, Geometry]:

@@ -667,6 +667,13 @@ def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
     assert role_of(result, "q_0")[0] is Role.HIDDEN
 
 
+def tied(width, *names):
+    """A network whose last matrix is its first, unless it has one of its own."""
+    apply = lambda params, x: (x @ params["e"]) @ params.get("head", params["e"]).T
+    size = VECTORS.shape[-1]
+    return apply, {name: jnp.ones((size, width)) for name in names}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -678,6 +685,8 @@ def test_of_equal_width_branches_are_checked_and_roles_are_by_place():
         (lambda: audit(*gpt(), TOKENS, depth_ratio=0), "depth_ratio is 0: use depth / base_depth"),
         (lambda: audit(*gpt(), TOKENS, axes="heads"), "axes is 'heads'"),
         (lambda: audit(both(LoRA)[0], both(Looped)[1], VECTORS), "'a_0' of the model has no counterpart in the base"),
+        (lambda: audit(tied(8, "e"), tied(4, "e", "head"), VECTORS), "'head' of the base model has no counterpart"),
+        (lambda: audit(tied(8, "e", "head"), tied(4, "e"), VECTORS), "'head' of the model has no counterpart"),
     ],
 )
 def test_bad_input_is_refused(call, message):

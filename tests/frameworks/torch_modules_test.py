@@ -341,6 +341,41 @@ def test_biases_that_shrink_with_the_width_start_as_the_bases():
     assert torch.equal(stem.bias, kept)
 
 
+@pytest.mark.parametrize("kind", ["parameters", "a generator of them", "groups of another"])
+def test_clipping_without_the_groups_is_refused(sizes, kind):
+    given = {
+        "parameters": list(sizes[0].parameters()),
+        "a generator of them": sizes[0].parameters(),
+        "groups of another": torch.optim.SGD(sizes[0].parameters(), 0.1),
+    }
+    with pytest.raises(dm.InputError, match="param_groups"):
+        dm.clip_grad_rms_(given[kind], 1.0)
+
+
+SCHEDULERS = {
+    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8),
+    "linear": lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=8),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=[group["lr"] for group in optimizer.param_groups], total_steps=8
+    ),
+    "cosine with a floor": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8, eta_min=1e-4),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_one_with_a_floor_does_not(sizes, name):
+    model, base, audit = copy.deepcopy(sizes[0]), sizes[1], sizes[2]
+    dm.rescale_init_(model, base, audit)
+    optimizer = torch.optim.AdamW(dm.param_groups(model, audit, learning_rate=1e-3))
+    scheduler = SCHEDULERS[name](optimizer)
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step()
+    rates = [group["lr"] / group["lr_factor"] for group in optimizer.param_groups]
+    assert (max(rates) == pytest.approx(min(rates))) == (name != "cosine with a floor")
+
+
 def test_the_clipping_threshold_does_not_depend_on_carried_factors(sizes):
     model, base, audit = sizes
     plain = copy.deepcopy(model)

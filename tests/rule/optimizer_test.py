@@ -365,8 +365,23 @@ def test_a_mask_says_which_parameters_decay_as_in_optax(mask):
     rows = str(dm.param_table(INFO, under, weight_decay=0.2, mask=mask)).splitlines()
     decays = {row.split()[0]: row.split()[-1] for row in rows if row.split() and row.split()[0] in INFO}
     assert decays == {"hidden": "0.2", "stem": "0", "readout": "0", "bias": "0.2"}
-    with pytest.raises(dm.InputError, match="mask"):
-        dm.adamw(0.1, INFO, under, mask={"other": True})
+
+
+@pytest.mark.parametrize(
+    ("mask", "named"),
+    [
+        ({"hidden": True}, "bias"),
+        ({"other": True}, "bias"),
+        (lambda shapes: {"hidden": True, "stem": True, "readout": True}, "bias"),
+        (dict.fromkeys([*INFO, "other"], True), "no parameter"),
+        (["hidden"], "hidden"),
+        (dict.fromkeys(INFO, "yes"), "yes"),
+    ],
+)
+def test_a_mask_that_does_not_fit_names_what_is_wrong(mask, named):
+    with pytest.raises(dm.InputError, match=f"mask.*{named}") as error:
+        dm.adamw(0.1, INFO, RULE, mask=mask)
+    assert len(str(error.value)) < 300
 
 
 def test_a_module_that_can_be_called_is_frozen_and_its_hyperparameters_are_injected():

@@ -109,20 +109,12 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 def _draw_steps(ladder: Any, axes: Axes) -> None:
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
     best = ladder.next
-<<<<<<< HEAD
     for rank, one in enumerate(sorted(ladder.steps, key=lambda one: one.regret.mean)):
-=======
-    for i, one in enumerate(ladder.steps):  # names alternate above and below, as neighbors' would overlap
->>>>>>> h-csv
         axes.plot(100 * one.cost, 100 * one.regret.mean, "o", color="C0", markersize=10 if one is best else 5)
         axes.annotate(
             str(one.size),
             (100 * one.cost, 100 * one.regret.mean),
-<<<<<<< HEAD
             xytext=(4, 4 if rank % 2 else -11),  # the lowest below, then in turn: names of neighbors do not overlap
-=======
-            xytext=(4, -12 if i % 2 else 5),
->>>>>>> h-csv
             textcoords="offset points",
             fontsize=8,
         )
