@@ -375,7 +375,7 @@ def test_a_mask_says_which_parameters_decay_as_in_optax(mask):
         (lambda shapes: {"hidden": True, "stem": True, "readout": True}, "bias"),
         (dict.fromkeys([*INFO, "other"], True), "no parameter"),
         (["hidden"], "hidden"),
-        (dict.fromkeys(INFO, "yes"), "yes"),
+        (dict.fromkeys(INFO, "yes"), "dict"),
     ],
 )
 def test_a_mask_that_does_not_fit_names_what_is_wrong(mask, named):
