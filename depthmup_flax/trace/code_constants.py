@@ -141,10 +141,15 @@ def _of_a_sum(facts: Traced, i: int, node: Node) -> float | None:
 
 
 def _of_a_score(facts: Traced, i: int, node: Node) -> float | None:
-    """Over how many entries a product of two activations sums."""
+    """Over how many entries a product sums, of two activations or with equal numbers."""
+    size = float(contracted_size(facts.graph, node))
+    for j in node.inputs:
+        number = facts.graph.nodes[j].value
+        if number is not None:
+            return size * number
     if _has_softmax(facts, i) or any(facts.kinds[j] != ACTIVATION for j in node.inputs):
         return None
-    return float(contracted_size(facts.graph, node))
+    return size
 
 
 def _has_softmax(facts: Traced, i: int) -> bool:
