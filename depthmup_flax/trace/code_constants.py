@@ -26,7 +26,7 @@ from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.primitives import RAISED, SCALES
 
 _Key: TypeAlias = Hashable  # an expression of the code
-_Frame: TypeAlias = tuple[types.CodeType, int]
+_Frame: TypeAlias = tuple[types.CodeType, Hashable]  # a function, and where in its source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,21 @@ def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:
         return ()
     codes, places = traceback.raw_frames()
     end = codes.index(_TRACED) if _TRACED in codes else len(codes)
-    return tuple(zip(codes[:end], places[:end], strict=True))
+    return tuple(map(_frame, codes[:end], places[:end]))
+
+
+def _frame(code: types.CodeType, instruction: int) -> _Frame:
+    """A place in a function's source.
+
+    Python may make a call by another instruction than before, once a function has run some times.
+    """
+    return code, _positions(code)[max(instruction, 0) // 2]
+
+
+@functools.cache
+def _positions(code: types.CodeType) -> tuple[Hashable, ...]:
+    """The place in the source of each instruction."""
+    return tuple(code.co_positions())
 
 
 def _innermost(stack: Sequence[_Frame]) -> _Frame | None:
