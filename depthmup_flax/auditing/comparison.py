@@ -304,7 +304,7 @@ def as_readouts(compared: Comparison) -> dict[str, ParamInfo]:
 
 def _is_in_wider_weight(compared: Comparison, path: str) -> bool:
     """Whether a weight is a factor of one to more features, as the first matrix of a low rank is."""
-    for use in compared.facts.uses[path]:
+    for use in compared.facts.uses.get(path, ()):  # none of what the output does not need
         for other in compared.facts.reading.uses_at(use.node):
             if other.path in compared.infos and compared.infos[other.path].width_out != 1:
                 return True
