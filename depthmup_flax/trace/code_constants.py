@@ -133,9 +133,9 @@ def _number(facts: Traced, i: int, node: Node) -> float | None:
 
 
 def _of_a_sum(facts: Traced, i: int, node: Node) -> float | None:
-    """Over how many entries it is; ``None`` of a softmax, or of a mean by its weights."""
+    """Over how many entries it is; ``None`` of a softmax, a mean by its weights, or a product."""
     summed = node.inputs[0]
-    if facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed):
+    if facts.reading.products_at(i) or facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed):
         return None
     return summed_size(facts.graph.nodes[summed], node)
 
