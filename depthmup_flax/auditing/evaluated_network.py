@@ -138,9 +138,9 @@ def _is_step(compared: Comparison, each: CodeNumber) -> bool:
     sums = compared.facts.reading.streams.sums
     stream = {residual.shortcut for residual in sums}
     for i, node in enumerate(compared.facts.graph.nodes):
-        if node.op in SUMS and each.node in node.inputs and i not in compared.facts.nodes:
-            if not stream.isdisjoint(node.inputs):
-                return True
+        is_added = node.op in SUMS and each.node in node.inputs
+        if is_added and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
+            return True
     return False
 
 

@@ -6,6 +6,7 @@ each of ``k`` rounds are ``k * z``. Arrays are equal if the same operations make
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,10 +56,8 @@ class EqualTerms:
         if node.op == CONST:
             params = id(node.params["array"]) if node.value is None else node.value
         inputs = tuple(self._equal.get(j, j) for j in node.inputs)
-        try:
+        with contextlib.suppress(TypeError):  # a parameter of the primitive may have no hash
             self._equal[i] = self._first.setdefault((node.op, node.shape, inputs, params), i)
-        except TypeError:  # a parameter of the primitive has no hash
-            pass
 
     def add(self, a: int, b: int, sign: float, dtype: Any, params: Mapping[str, Any]) -> int:
         """The node of a sum or a difference, which is a product if its terms are equal.
@@ -116,9 +115,7 @@ class EqualTerms:
     def _multiple(self, i: int) -> Multiple:
         return self._multiples.get(i) or Multiple(1.0, self._equal.get(i, i))
 
-    def _joined(
-        self, i: int, added: Multiple, dtype: Any, params: Mapping[str, Any]
-    ) -> int | None:
+    def _joined(self, i: int, added: Multiple, dtype: Any, params: Mapping[str, Any]) -> int | None:
         """The node of a sum plus a term that it has, or ``None``."""
         others: list[Multiple] = []
         sums: list[int] = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from depthmup_flax.trace.axes import contracted_size
 from depthmup_flax.trace.graph import Place
 from depthmup_flax.trace.reading import Reading
-from depthmup_flax.trace.terms import Factors, Terms, common, joined, scaled, times
+from depthmup_flax.trace.terms import Factors, Terms, common, joined, scaled
 from depthmup_flax.trace.uses import ENTRYWISE, LOOKUP, PRODUCT, Use
 from depthmup_flax.util.primitives import SUMS
 

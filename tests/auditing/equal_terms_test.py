@@ -66,9 +66,7 @@ def pair(width, depth, several, place, edited):
 
 
 def audit(spelling, place, number_of, *, edited=True, **options):
-    of = lambda width, depth: pair(
-        width, depth, lambda z: spelling(z, number_of(width, depth)), place, edited
-    )
+    of = lambda width, depth: pair(width, depth, lambda z: spelling(z, number_of(width, depth)), place, edited)
     return dm.audit(of(32, 6), of(8, 2), X, **options)
 
 
