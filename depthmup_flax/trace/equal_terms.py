@@ -73,7 +73,7 @@ class EqualTerms:
         if made is not None:
             return made
         nodes = self.graph.nodes
-        shape = nodes[a].shape or nodes[b].shape
+        shape = np.broadcast_shapes(nodes[a].shape, nodes[b].shape)
         result = self.graph.add("add" if sign > 0 else "sub", (a, b), shape, params)
         self.learn(result)
         if nodes[a].value == 0:

@@ -43,6 +43,10 @@ SAMPLE = {
     "unseen/first_value": "none",
     "unseen/two_weights": "outer",
     "unseen/summed": "total",
+    "unseen/repeated_plus": "copies",
+    "unseen/repeated_loop": "rounds",
+    "unseen/multiplied_readouts": "no_readout",
+    "unseen/summed_vector": "inner",
 }
 
 
