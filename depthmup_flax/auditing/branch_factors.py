@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from depthmup_flax.auditing.depth_ratios import in_products
@@ -51,15 +52,21 @@ def branch_factors(
 
     ``wanted`` is the rule's multiplier of the branch that ends in a sum: where a sum can be read in
     two ways, the right one counts. ``absolute``: the base model's factors are taken for 1.
-    ``are_layers``: the branches follow one another in a stream, which they may multiply.
+    ``are_layers``: the branches follow one another in a stream, which they may multiply. Others,
+    inside of branches, have counterparts in order: every layer has as many.
     """
     fading = _fading(facts, base) if are_layers else _Fading(False, 1.0)
     forms = grouped(base.branches, _form)
     counterparts: dict[int, Branch | None] = {}
     sums: dict[int, _Sum] = {}
+    places: Counter[tuple[Hashable, ...]] = Counter()
     for branch in facts.branches:
         node = branch.node
-        counterpart = _most_similar(branch, forms)
+        counterpart = None
+        if forms:
+            form = _most_similar(branch, forms)
+            counterpart = forms[form][0 if are_layers else places[form] % len(forms[form])]
+            places[form] += 1
         counterparts[node] = counterpart
         if counterpart is not None and absolute:
             counterpart = _with_factors_of_one(counterpart, branch)
@@ -159,16 +166,14 @@ def _form(branch: Branch) -> tuple[Hashable, ...]:
 def _most_similar(
     branch: Branch,
     forms: Mapping[tuple[Hashable, ...], Sequence[Branch]],
-) -> Branch | None:
-    """The first of the base model's branches that is most like a branch."""
-    if not forms:
-        return None
+) -> tuple[Hashable, ...]:
+    """The form of the base model's branches that are most like a branch."""
     wanted = _form(branch)
 
     def fit(form: tuple[Hashable, ...]) -> tuple[bool, ...]:
         return tuple(map(operator.eq, form, wanted))
 
-    return forms[max(forms, key=fit)][0]
+    return max(forms, key=fit)
 
 
 _ONE = frozenset({1.0})

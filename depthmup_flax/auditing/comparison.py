@@ -288,14 +288,24 @@ def as_readouts(compared: Comparison) -> dict[str, ParamInfo]:
     """Weights to a fixed number of features that are multiplied as readouts are, as outputs."""
     result: dict[str, ParamInfo] = {}
     for path, info in compared.infos.items():
-        if not info.to_few_features:
+        if not info.to_few_features or _is_in_wider_weight(compared, path):
             continue
         multiplier = float(Factor(width=info.width_in).under(compared.rule))
-        factor, wanted = compared.factor(path)  # at the end of a branch, both are the branch's
+        factor, wanted = compared.factor(path)
+        is_last = path in compared.last_weights | compared.facts.readouts.keys()
         expected = 0.0
-        if wanted is not None:
+        if wanted is not None and is_last:  # both are the branch's, or up to the output
             expected = float(wanted.under(compared.rule)) * multiplier
         around = compared.products.around(path)
         if multiplier != 1 and (close(around, multiplier) or close(factor, expected)):
             result[path] = dataclasses.replace(info, role=Role.OUTPUT)
     return result
+
+
+def _is_in_wider_weight(compared: Comparison, path: str) -> bool:
+    """Whether a weight is a factor of one to more features, as the first matrix of a low rank is."""
+    for use in compared.facts.uses.get(path, ()):  # none of what the output does not need
+        for other in compared.facts.reading.uses_at(use.node):
+            if other.path in compared.infos and compared.infos[other.path].width_out != 1:
+                return True
+    return False

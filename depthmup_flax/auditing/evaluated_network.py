@@ -25,6 +25,7 @@ from depthmup_flax.trace.evaluation import NotEvaluated, evaluate, work
 from depthmup_flax.trace.graph import INPUT, PARAM, STATE, Graph, Place
 from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.groups import grouped
+from depthmup_flax.util.primitives import SUMS
 
 _MOST_WORK = 1e10  # about a second on a CPU
 _MULTIPLIER = 0.7  # the rule's a: parameters must carry it once
@@ -61,6 +62,7 @@ def unlike_outputs(
     wanted = _wanted(compared, rule, carries_multiplier=carries_multiplier)
     scores = {i for i, reader in wanted if reader == -1 and not compared.facts.reading.uses_at(i)}
     numbers = code_numbers(compared.facts, compared.base_facts, scores)
+    numbers = [each for each in numbers if not _is_step(compared, each)]
     given, right = _finite(compared, _together(wanted, numbers))
     found = _output(graph, _with_carried(graph, given, infos, rule), {})
     error = _distance(found, right)
@@ -123,6 +125,23 @@ def _wanted(
         if scores.product.in_softmax or scores.is_right(compared.rule):
             result[scores.product.node, -1] = float(scores.wanted.under(rule))
     return result
+
+
+def _is_step(compared: Comparison, each: CodeNumber) -> bool:
+    """Whether a branch evaluates itself at a point between, as Heun's method does.
+
+    What is added to the stream there has the branch's factor, and is no residual sum.
+    """
+    ratio = each.number / each.base
+    if not any(close(ratio, wanted) for wanted in compared.wanted.values()):
+        return False
+    sums = compared.facts.reading.streams.sums
+    stream = {residual.shortcut for residual in sums}
+    for i, node in enumerate(compared.facts.graph.nodes):
+        is_added = node.op in SUMS and each.node in node.inputs
+        if is_added and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
+            return True
+    return False
 
 
 def _readouts(compared: Comparison) -> dict[str, Factor]:

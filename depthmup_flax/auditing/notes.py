@@ -120,8 +120,8 @@ def _initial_scale(rows: ParameterRows, facts: Traced) -> Iterator[str]:
             f"initial values are not seen. Under muP {summary(paths)} should start with the base "
             f"model's standard deviation, m^1/2 = {m**0.5:.4g} times what initializers of "
             "1/sqrt(width) give, such as Flax's defaults. rescale_init sets all initial values, "
-            "given those of base:\nwrite: params = dm.rescale_init(params, base_params, "
-            "audit.info, rule)  # of torch modules dm.rescale_init_(model, base, audit, rule)"
+            "given those of base:\nwrite: params = dm.rescale_init(params, base_params, audit)  # and "
+            "the optimizer's rule, if you pass one; of torch modules dm.rescale_init_(model, base, audit)"
         )
 
 

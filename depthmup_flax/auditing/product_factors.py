@@ -59,6 +59,7 @@ def product_factors(
 
 def _ratios(factors: OfPaths, base: OfPaths, pairs: Mapping[str, str]) -> dict[str, float | None]:
     of_series = by_series(base)
+    of_last = {series(path): base[path] for path in sorted(base)}  # one that is not the first
     result: dict[str, float | None] = {}
     for path, values in factors.items():
         if path not in pairs:  # "", of what no parameter makes
@@ -66,5 +67,7 @@ def _ratios(factors: OfPaths, base: OfPaths, pairs: Mapping[str, str]) -> dict[s
         ratio = ratio_of(values, base.get(pairs[path]))
         if ratio is None:  # the first layer may read something else than the others
             ratio = ratio_of(values, of_series.get(series(path)))
+        if ratio is None:
+            ratio = ratio_of(values, of_last.get(series(path)))
         result[path] = ratio
     return result

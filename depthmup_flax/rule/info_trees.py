@@ -347,10 +347,10 @@ def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -
             raise InputError(
                 f"{path!r} carries a factor that is not in the code, so it must start at other values: its root mean "
                 f"square is {carried:.3g}, {size / wanted:.3g} times what the rule wants. Call params = "
-                "dm.rescale_init(params, base_params, audit.info, rule) before the optimizer's init, with this rule "
+                "dm.rescale_init(params, base_params, audit, rule) before the optimizer's init, with this rule "
                 "(or of an NNX model nnx.update(model, dm.rescale_init(model, ...)), of a torch module "
                 "dm.rescale_init_(module, base, audit, rule)). If an earlier run has trained "
-                "these parameters, pass dm.rescaled_before(audit.info) to the optimizer or its groups."
+                "these parameters, pass dm.rescaled_before(audit) to the optimizer or its groups."
             )
 
     map_info(look, info, params)

@@ -26,7 +26,7 @@ from depthmup_flax.trace.uses import PRODUCT
 from depthmup_flax.util.primitives import RAISED, SCALES
 
 _Key: TypeAlias = Hashable  # an expression of the code
-_Frame: TypeAlias = tuple[types.CodeType, int]
+_Frame: TypeAlias = tuple[types.CodeType, Hashable]  # a function, and where in its source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +133,23 @@ def _number(facts: Traced, i: int, node: Node) -> float | None:
 
 
 def _of_a_sum(facts: Traced, i: int, node: Node) -> float | None:
-    """Over how many entries it is; ``None`` of a softmax, or of a mean by its weights."""
+    """Over how many entries it is; ``None`` of a softmax, a mean by its weights, or a product."""
     summed = node.inputs[0]
-    if facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed):
+    if facts.reading.products_at(i) or facts.graph.nodes[summed].op == "exp" or _has_softmax(facts, summed):
         return None
     return summed_size(facts.graph.nodes[summed], node)
 
 
 def _of_a_score(facts: Traced, i: int, node: Node) -> float | None:
-    """Over how many entries a product of two activations sums."""
+    """Over how many entries a product sums, of two activations or with equal numbers."""
+    size = float(contracted_size(facts.graph, node))
+    for j in node.inputs:
+        number = facts.graph.nodes[j].value
+        if number is not None:
+            return size * number
     if _has_softmax(facts, i) or any(facts.kinds[j] != ACTIVATION for j in node.inputs):
         return None
-    return float(contracted_size(facts.graph, node))
+    return size
 
 
 def _has_softmax(facts: Traced, i: int) -> bool:
@@ -186,7 +191,21 @@ def _frames(eqn: core.JaxprEqn) -> tuple[_Frame, ...]:
         return ()
     codes, places = traceback.raw_frames()
     end = codes.index(_TRACED) if _TRACED in codes else len(codes)
-    return tuple(zip(codes[:end], places[:end], strict=True))
+    return tuple(map(_frame, codes[:end], places[:end]))
+
+
+def _frame(code: types.CodeType, instruction: int) -> _Frame:
+    """A place in a function's source.
+
+    Python may make a call by another instruction than before, once a function has run some times.
+    """
+    return code, _positions(code)[max(instruction, 0) // 2]
+
+
+@functools.cache
+def _positions(code: types.CodeType) -> tuple[Hashable, ...]:
+    """The place in the source of each instruction."""
+    return tuple(code.co_positions())
 
 
 def _innermost(stack: Sequence[_Frame]) -> _Frame | None:

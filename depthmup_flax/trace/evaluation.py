@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -163,8 +164,8 @@ class _Evaluator:
         if not node.params.get("callers"):
             raise NotEvaluated(f"{node.op} is no operation of one device")
         eqn = node.params["callers"][-1]
-        if node.op != eqn.primitive.name:  # a sum over a stack, as sums
-            return inputs[0] + inputs[1]
+        if node.op in _MADE and node.op != eqn.primitive.name:
+            return _MADE[node.op](*inputs)
         same, read = self.equation
         if same is not eqn or read != node.inputs or len(self.results) < 2:
             self.results = self._bound(eqn, inputs)
@@ -200,6 +201,11 @@ def _of_reshape(node: Node, inputs: Sequence[Array]) -> Array:
     return np.reshape(array, node.shape)
 
 
+# Operations in place of others: of the sums over a stack, and of equal terms.
+_MADE: Mapping[str, Callable[[Array, Array], Array]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+}
 # Operations of graphs that are no primitives, or that others are replaced by.
 _OWN: Mapping[str, Callable[[Node, Sequence[Array]], Array]] = {
     "copy": _of_first,

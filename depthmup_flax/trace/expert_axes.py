@@ -1,9 +1,10 @@
 """The axes of parameters that count matrices of their own, such as experts.
 
 Heads and experts look alike where they are made, ``bd,edf->bef``: what becomes of them tells. Experts stay apart in the
-next product (an axis that its activations have, too), or a router multiplies them by numbers that it compares with each
-other. Heads do neither: their axis and their size are one output of one matrix. Where a product sums over heads or
-experts, ``bef,efd->bd``, only a router tells.
+next product (an axis that its activations have, too), or gates multiply them: numbers of a layer of their own, one for
+each expert, or numbers that are compared with each other. Heads stay apart in products of two activations, as scores
+are, whatever multiplies them; their axis and their size are one output of one matrix. Where a product sums over heads
+or experts, ``bef,efd->bd``, only gates tell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _COMPARISONS = frozenset({"reduce_max", "argmax", "top_k", "sort"})
 
 def expert_axes(graph: Graph, kinds: Sequence[str]) -> Mapping[str, Axis]:
     """Path -> the axes that count experts; ``kinds`` are those of the graph's nodes."""
+    if all(len(node.shape) < 3 for node in graph.nodes if node.op == PARAM):
+        return {}
     reader = _Reader(graph, kinds)
+    reader.read()  # finds heads, which may follow gates
+    reader.forget_experts()
     before = -1
     while sum(map(len, reader.experts.values())) > before:  # what follows tells of what precedes
         before = sum(map(len, reader.experts.values()))
@@ -40,7 +45,8 @@ class _Reader:
         self._kinds = kinds
         self._views: list[tuple[View, ...]] = []
         self.experts: dict[str, set[int]] = defaultdict(set)
-        self._routed: dict[str, set[int]] = defaultdict(set)  # those of them that a router multiplies
+        self._routed: dict[str, set[int]] = defaultdict(set)  # those of them that gates multiply
+        self._heads: dict[str, set[int]] = defaultdict(set)  # those that products of activations keep apart
 
     def read(self) -> None:
         """Reads the graph once."""
@@ -50,13 +56,20 @@ class _Reader:
                 self._read_product(node)
             elif node.op == "mul" and len(node.inputs) == 2:
                 self._read_gates(node)
+            elif node.op == "reduce_sum":
+                self._read_sum_of_products(node)
             views = self._made_of(node)
             self._views.append(tuple(view for view in views if any(view.dims)))
+
+    def forget_experts(self) -> None:
+        """Forgets all but heads."""
+        self.experts.clear()
+        self._routed.clear()
 
     def _made_of(self, node: Node) -> tuple[View, ...]:
         """The axes of parameters in the array that a node makes."""
         if node.op == PARAM:
-            return (view_of.whole(node),) if len(node.shape) > 2 else ()
+            return (view_of.whole(node),) if len(node.shape) > 1 else ()
         shapes = [self._graph.nodes[j].shape for j in node.inputs]
         views = [self._views[j] for j in node.inputs]
         if node.op == "dot_general":
@@ -79,8 +92,21 @@ class _Reader:
                     self._mark(self.experts, other, batched_of_other)
                     self._mark_routed(j, batched, other, batched_of_other)
                 self._mark_summed(j, contracted, other, of_other)
+            elif self._kinds[j] == self._kinds[other] == ACTIVATION and contracted:
+                kept = set(range(len(self._graph.nodes[j].shape))) - set(contracted)
+                self._mark(self._heads, j, kept)
             elif not contracted and len(batched) == len(self._graph.nodes[other].shape):
                 self._mark_routed(j, batched, other, product_axes(node, 1 - place)[1])
+
+    def _read_sum_of_products(self, node: Node) -> None:
+        """Scores may be written entry by entry, as may what they multiply."""
+        product = self._graph.nodes[node.inputs[0]]
+        if product.op != "mul" or len(set(product.inputs)) == 1:
+            return
+        if all(self._kinds[j] == ACTIVATION for j in product.inputs):
+            kept = set(range(len(product.shape))) - set(node.params["axes"])
+            for j in product.inputs:
+                self._mark(self._heads, j, kept)
 
     def _mark(self, axes_of: Mapping[str, set[int]], array: int, axes: Collection[int]) -> None:
         for view in self._views[array]:
@@ -108,14 +134,27 @@ class _Reader:
                 self._mark_routed(j, varying, gates, varying)
 
     def _mark_routed(self, array: int, axes: Sequence[int], gates: int, axes_of_gates: Sequence[int]) -> None:
-        """The axes of an array along which a router compares the gates, or what they have multiplied."""
+        """The axes of an array that gates multiply, or along which gates have multiplied what they multiply."""
         if not self._views[array]:
             return
         compared = self._compared(gates)
         for axis, axis_of_gates in zip(axes, axes_of_gates, strict=True):
-            if self._graph.nodes[gates].shape[axis_of_gates] in compared:
+            size = self._graph.nodes[gates].shape[axis_of_gates]
+            is_gated = not self._has_heads(array, axis) and self._are_of_a_layer(array, gates, axis_of_gates)
+            if size in compared or is_gated:
                 self._mark(self.experts, array, [axis])
                 self._mark(self._routed, array, [axis])
+
+    def _has_heads(self, array: int, axis: int) -> bool:
+        return any(view.dims[axis] & self._heads[view.path] for view in self._views[array])
+
+    def _are_of_a_layer(self, array: int, gates: int, axis: int) -> bool:
+        """Whether an axis of gates is all that is left of a layer, which does not make the array that they multiply."""
+        if self._kinds[gates] != ACTIVATION:
+            return False
+        of_array = {view.path for view in self._views[array]}
+        of_gates = (view for view in self._views[gates] if view.dims[axis])
+        return any(view.axes() == view.dims[axis] and view.path not in of_array for view in of_gates)
 
     def _is_constant_along(self, array: int, axis: int) -> bool:
         """Whether an array has one entry along an axis, which may be copied."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from depthmup_flax.trace import terms as of_terms
-from depthmup_flax.trace.axes import summed_size
+from depthmup_flax.trace.axes import contracted_size, summed_size
 from depthmup_flax.trace.constant_numbers import ConstantNumbers, constant_numbers
 from depthmup_flax.trace.graph import INPUT, PARAM, Graph, Node
 from depthmup_flax.trace.kinds import ACTIVATION
@@ -250,6 +250,8 @@ def _times_a_number(reader: _Reader, node: Node, j: int) -> Terms | None:
     """A mask of zeros or infinities is no factor; a number over an array is a nonlinearity."""
     others = [k for k in node.inputs if k != j]
     number = reader.of_param[others[-1]] if others else 1.0
+    if node.op == "dot_general" and others and reader.graph.nodes[others[-1]].value is not None:
+        number *= contracted_size(reader.graph, node)  # a sum over equal numbers
     is_divisor = node.op == "div" and node.inputs[0] != j
     if number == 0 or math.isinf(number) or is_divisor:
         return None

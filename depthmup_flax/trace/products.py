@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from depthmup_flax.trace.axes import contracted_size
 from depthmup_flax.trace.graph import Place
@@ -27,25 +28,65 @@ def readouts(reading: Reading) -> dict[str, Factors]:
     """`Traced.readouts`: factors up to the output of products after which no other comes.
 
     The last product may be one of two networks' features, such as the similarity of images and
-    texts.
+    texts. Readouts that are multiplied with each other share the factor of all equally.
     """
     output = reading.graph.output
-    pairs: list[tuple[str, Factors]] = []
-    stack = [(output, 1.0)]
-    seen = set(reading.sums)
-    while stack:
-        node, factor = stack.pop()
-        for i, factors in reading.terms(node).items():
-            pairs += _ended(reading, i, factors, factor)
-            if node == output and not reading.uses_at(i):
-                of_part = _of_part(reading, i)
-                pairs.append(("", frozenset(f * of_part for f in factors)))
-            if i in seen or not _is_looked_through(reading, i):
-                continue
-            seen.add(i)
-            passed = _passed(reading, i, factor * min(factors))
-            stack += [(j, passed) for j in reading.activations(i) if j != i]
+    pairs = _readouts_of(reading, output, 1.0, set(reading.sums)).pairs
+    for i, factors in reading.terms(output).items():
+        if not reading.uses_at(i):
+            of_part = _of_part(reading, i)
+            pairs.append(("", frozenset(f * of_part for f in factors)))
     return joined(pairs)
+
+
+class _Readouts(NamedTuple):
+    """The readouts that an array is made of, and how many of them are multiplied in a term.
+
+    None if they are in a nonlinearity that keeps no factor.
+    """
+
+    pairs: list[tuple[str, Factors]]
+    number: float
+
+
+def _readouts_of(reading: Reading, node: int, factor: float, seen: set[int]) -> _Readouts:
+    pairs: list[tuple[str, Factors]] = []
+    number = 0.0
+    for i, factors in reading.terms(node).items():
+        ended = _ended(reading, i, factors, factor)
+        pairs += ended
+        number = max(number, float(bool(ended)))
+        if i in seen or not _is_looked_through(reading, i):
+            continue
+        seen.add(i)
+        passed = _passed(reading, i, factor * min(factors))
+        reads = [j for j in reading.activations(i) if j != i]
+        if i in reading.factors.parts and len(reads) == 2:
+            inner = _shared(passed, [_readouts_of(reading, j, 1.0, seen) for j in reads])
+            pairs += inner.pairs
+            number = max(number, inner.number)
+            continue
+        for j in reads:
+            inner = _readouts_of(reading, j, passed, seen)
+            pairs += inner.pairs
+            number = max(number, inner.number * _degree(reading, i))
+    return _Readouts(pairs, number)
+
+
+def _shared(factor: float, sides: Sequence[_Readouts]) -> _Readouts:
+    """The readouts of a product of two arrays, which share its factor."""
+    number = sum(side.number for side in sides)
+    pairs: list[tuple[str, Factors]] = []
+    for side in sides:
+        if side.number:
+            factor *= common(dict(enumerate(factors for _, factors in side.pairs))) ** side.number
+        else:
+            pairs += side.pairs
+    for side in sides:
+        if side.number:
+            share = frozenset({factor ** (1 / number)})
+            pairs += [(path, share) for path, _ in side.pairs]
+    return _Readouts(pairs, number)
 
 
 def _ended(reading: Reading, i: int, factors: Factors, factor: float) -> list[tuple[str, Factors]]:
@@ -71,12 +112,16 @@ def _is_looked_through(reading: Reading, i: int) -> bool:
 
 def _passed(reading: Reading, i: int, factor: float) -> float:
     """The factor of what a term is made of, given that of the term."""
-    # A nonlinearity without a degree keeps no factor.
-    has_degree = not _is_softmax(reading, i) and reading.norms.roots[i] != i
-    degree = reading.norms.degrees[i] if has_degree else 0.0
+    degree = _degree(reading, i)
     if degree:
         return factor ** (1 / degree)
     return factor if i in reading.factors.parts else 1.0
+
+
+def _degree(reading: Reading, i: int) -> float:
+    """The power of its input that a term is; 0 of a nonlinearity without one."""
+    has_degree = not _is_softmax(reading, i) and reading.norms.roots[i] != i
+    return reading.norms.degrees[i] if has_degree else 0.0
 
 
 def _of_part(reading: Reading, i: int) -> float:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend import core
 
 from depthmup_flax.trace.constants import OF_ENTRIES, entries, folded, modulus, uniform_value
+from depthmup_flax.trace.equal_terms import EqualTerms, Multiple
 from depthmup_flax.trace.equations import arrays_text, called_names, shapes_of
 from depthmup_flax.trace.graph import CONST, INPUT, PARAM, STATE, Graph, Node
 from depthmup_flax.trace.stand_ins import STAND_INS
@@ -68,8 +69,9 @@ def trace(
     for op, tree in ((STATE, state), (INPUT, inputs)):
         for leaf in jax.tree.leaves(tree):
             leaves.append(graph.add(op, (), leaf.shape, {"dtype": leaf.dtype}))
-    (graph.output,) = _Inliner(graph, known).run(closed, leaves)
-    graph.ends = _last_sums(graph)
+    inliner = _Inliner(graph, known)
+    (graph.output,) = inliner.run(closed, leaves)
+    graph.ends = _last_sums(graph, inliner.equal_terms.replaced)
     return graph
 
 
@@ -83,10 +85,11 @@ def _mapped(function: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
     return on_axis
 
 
-def _last_sums(graph: Graph) -> tuple[int, ...]:
+def _last_sums(graph: Graph, replaced: Collection[int]) -> tuple[int, ...]:
     """`Graph.ends`: the last sums of streams that the output does not depend on.
 
-    A stream begins with an array that the output needs, and is changed entry by entry.
+    A stream begins with an array that the output needs, and is changed entry by entry. Sums that
+    are ``replaced`` have others in their place.
     """
     needed = graph.needed()
     of_batch: list[bool] = []
@@ -98,6 +101,8 @@ def _last_sums(graph: Graph) -> tuple[int, ...]:
         of_stream.append(of_batch[i] and (needed[i] or continues))
     ends: list[int] = []
     followed = needed  # by the output or by a sum
+    for i in replaced:
+        followed[i] = True
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
         is_sum = of_stream[i] and _adds_whole_arrays(graph, node, of_batch)
@@ -131,12 +136,15 @@ class _Inliner(Interpreter[int]):
         self.graph = graph
         self.known = known
         self.loop_ids = itertools.count()
+        self.equal_terms = EqualTerms(graph, self.constant)
         self.callers: tuple[core.JaxprEqn, ...] = ()  # around the current equation, and itself
 
     def constant(self, array: Any) -> int:
         """One node per reader."""
         params = {"entries": entries(array), "modulus": modulus(array), "array": array}
-        return self.graph.add(CONST, (), np.shape(array), params, uniform_value(array))
+        result = self.graph.add(CONST, (), np.shape(array), params, uniform_value(array))
+        self.equal_terms.learn(result)
+        return result
 
     def equation(self, eqn: core.JaxprEqn, inputs: Sequence[int]) -> Sequence[int]:
         """The results of any equation, which knows its callers."""
@@ -216,10 +224,13 @@ class _Inliner(Interpreter[int]):
         if name in PRODUCTS and any(self.graph.nodes[i].value == 0 for i in inputs):
             # The state that a recurrent network starts from is read by no weight.
             return [self.constant(np.broadcast_to(np.float32(0), shapes[0]))]
+        if name in SUMS and value is None:
+            return [self._sum(*inputs, -1.0 if name == "sub" else 1.0)]
         params = {**eqn.params, "callers": self.callers}
         results = []
         for n, shape in enumerate(shapes):
             results.append(self.graph.add(name, inputs, shape, {**params, "result": n}, value))
+            self.equal_terms.learn(results[-1])
         return results
 
     def _each(self, op: str, inputs: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[int]:
@@ -259,8 +270,7 @@ class _Inliner(Interpreter[int]):
             return None
         total = self._reshaped(stack.inputs[0], shape)
         for j in stack.inputs[1:]:
-            terms = (total, self._reshaped(j, shape))
-            total = self.graph.add("add", terms, shape, {"callers": self.callers, "result": 0})
+            total = self._sum(total, self._reshaped(j, shape))
         return total
 
     def _not_divided(self, i: int) -> int:
@@ -272,10 +282,30 @@ class _Inliner(Interpreter[int]):
             i = nodes[i].inputs[1]
         return i
 
+    def _sum(self, a: int, b: int, sign: float = 1.0) -> int:
+        """The sum or difference of two arrays, as the current equation has it."""
+        params = {"callers": self.callers, "result": 0}
+        return self.equal_terms.add(a, b, sign, self.callers[-1].outvars[0].aval.dtype, params)
+
+    def _added_in_rounds(self, n: int, before: int, start: int, end: int, rounds: float) -> int:
+        """The n-th array of a loop at last: what was before, if each round adds the same."""
+        terms = self.equal_terms.of_rounds(start, end)
+        if terms is None or not math.isfinite(rounds):
+            return end
+        params = {"callers": self.callers, "result": n}
+        dtype = self.callers[-1].outvars[n].aval.dtype
+        for term in terms:
+            several = Multiple(rounds * term.count, term.node)
+            product = self.equal_terms.product(several, dtype, params)
+            before = self.equal_terms.add(before, product, 1.0, dtype, params)
+        return before
+
     def _reshaped(self, i: int, shape: tuple[int, ...]) -> int:
         if self.graph.nodes[i].shape == shape:
             return i
-        return self.graph.add("reshape", (i,), shape, {"dimensions": None})
+        result = self.graph.add("reshape", (i,), shape, {"dimensions": None})
+        self.equal_terms.learn(result)
+        return result
 
     def cond(self, eqn: core.JaxprEqn, index: int, operands: Sequence[int]) -> list[int]:
         """One node for each result, which reads those of all branches."""
@@ -303,6 +333,8 @@ class _Inliner(Interpreter[int]):
         for i, out in zip(starts, outs, strict=False):
             nodes[i] = dataclasses.replace(nodes[i], params={"next": out})
         last = outs[: len(carry)]
+        for n, (start, out) in enumerate(zip(starts, last, strict=True)):
+            last[n] = self._added_in_rounds(n, carry[n], start, out, loop.length)
         stacked = []
         for i, shape in zip(outs[len(carry) :], shapes_of(eqn.outvars[len(carry) :]), strict=True):
             stacked.append(graph.add("scan_out", (i,), shape, of_loop))

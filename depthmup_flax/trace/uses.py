@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from depthmup_flax.trace import views as view_of
@@ -89,7 +90,9 @@ def _uses(
     growing: Mapping[str, Collection[int]],
     streams: Collection[str],
 ) -> Uses:
-    reader = _Reader(graph, growing, streams, graph.needed(), moving(graph))
+    needed = graph.needed()
+    readers = Counter(j for i, node in enumerate(graph.nodes) if needed[i] for j in node.inputs)
+    reader = _Reader(graph, growing, streams, needed, moving(graph), readers)
     for i, node in enumerate(graph.nodes):
         reader.read(i, node)
     products = {use.path for use in reader.uses if use.kind == PRODUCT}
@@ -109,6 +112,7 @@ class _Reader:
     streams: Collection[str]
     needed: Sequence[bool]
     moving: Collection[int]
+    readers: Mapping[int, int]  # how many nodes read each
     kinds: list[str] = dataclasses.field(default_factory=list)
     has_tokens: bool = False
     uses: list[Use] = dataclasses.field(default_factory=list)
@@ -135,6 +139,8 @@ class _Reader:
                 kind = ACTIVATION
             else:
                 views = self._made_of(node, kinds)
+        if node.op == "reduce_sum" and self.needed[i]:
+            self._contract(i, node)
         if kind == ACTIVATION and self.needed[i] and node.inputs:
             views = self._of_example(node, kinds)
             uses = self.modulated if views else self.uses
@@ -143,6 +149,24 @@ class _Reader:
         self.kinds.append(kind)
         self.views.append(views)
         self.has_params.append(kind == ACTIVATION and depends)
+
+    def _contract(self, i: int, node: Node) -> None:
+        """Makes a product of a scale whose growing axis is summed and that nothing else reads."""
+        (scaled,) = node.inputs
+        if self.graph.nodes[scaled].op != "mul" or self.readers[scaled] > 1:
+            return
+        for n, use in enumerate(self.uses):
+            if use.node != scaled or use.kind != ENTRYWISE or use.view < 0:
+                continue
+            views = [view for view in self.views[use.view] if view.path == use.path]
+            summed = view_of.joined_axes(views, node.params["axes"])
+            self.has_tokens |= bool(summed)
+            if summed & set(self.growing.get(use.path, ())):
+                kept = [k for k in range(len(self.graph.nodes[scaled].shape)) if not self._lacks(use.operand, k)]
+                batch = view_of.joined_axes(views, kept) - summed
+                self.uses[n] = dataclasses.replace(
+                    use, kind=PRODUCT, node=i, into=summed, out=use.out - summed - batch, batch=batch
+                )
 
     def _with_token(self, node: Node, kinds: Sequence[str], token: int) -> list[str]:
         """The kinds of a node's inputs, of which a token is an activation."""

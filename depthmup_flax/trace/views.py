@@ -43,6 +43,11 @@ class View:
         return dataclasses.replace(self, dims=tuple(dims))
 
 
+def joined_axes(views: Iterable[View], of: Collection[int]) -> Axis:
+    """The parameter's axes that these axes of an array are made of, in one of several views."""
+    return _NONE.union(*(view.axes(of) for view in views))
+
+
 def whole(node: Node) -> View:
     """A parameter itself."""
     return View(node.params["path"], tuple(frozenset({k}) for k in range(len(node.shape))))

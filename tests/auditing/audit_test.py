@@ -461,7 +461,7 @@ def test_what_a_readout_of_ones_own_should_start_with_is_noted_with_the_call():
     assert "4 times that of the base model" in equal
     assert len(audit(AutoNamed(4 * WIDTH, 2 * DEPTH), AutoNamed(WIDTH, DEPTH), VECTORS).notes) == 1
     assert "head/kernel should start with the base model's standard deviation, m^1/2 = 1.414 times" in note
-    assert "\n   write: params = dm.rescale_init(params, base_params, audit.info, rule)" in str(by_hand)
+    assert "\n   write: params = dm.rescale_init(params, base_params, audit)" in str(by_hand)
     assert "embedding should start" in " ".join(audited(tied=True).notes)
 
 

@@ -135,3 +135,46 @@ def test_a_number_inside_of_a_nonlinearity_is_no_factor_of_the_stream_that_it_re
         "missing_branch_multiplier",
         "readout_not_scaled",
     }
+
+
+def heun(f, h, dt):
+    first = f(h)
+    return h + dt / 2 * (first + f(h + dt * first))
+
+
+def midpoint(f, h, dt):
+    return h + dt * f(h + dt / 2 * f(h))
+
+
+def runge_kutta(f, h, dt):
+    """The classical method of four stages."""
+    a = f(h)
+    b = f(h + 0.5 * dt * a)
+    c = f(h + 0.5 * dt * b)
+    return h + dt / 6 * (a + 2 * b + 2 * c + f(h + dt * c))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("method", [heun, midpoint, runge_kutta])
+def test_the_steps_inside_of_a_step_have_its_factor(method, scan):
+    rule = dm.get_parametrization("ode")
+
+    def of(width, depth, step):
+        dt = 0.5 * (rule.residual_multiplier(depth / 2) if step else 1.0)
+
+        def apply(p, x):
+            field = lambda h: jnp.tanh(h @ p["up"]) @ p["down"]
+            h = x @ p["stem"]
+            if scan:
+                h, _ = jax.lax.scan(lambda h, _: (method(field, h, dt), None), h, length=depth)
+            else:
+                for _ in range(depth):
+                    h = method(field, h, dt)
+            return h @ p["head"] * (8 / width)
+
+        sizes = {"stem": (5, width), "up": (width, width), "down": (width, width), "head": (width, 3)}
+        return apply, {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+
+    audit = lambda step: dm.audit(of(24, 6, step), of(8, 2, step), X, carry=False).under(rule)
+    assert audit(True).ok, str(audit(True))
+    assert "missing_branch_multiplier" in {finding.name for finding in audit(False).findings}

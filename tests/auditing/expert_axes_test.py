@@ -29,40 +29,62 @@ def top_two(p, h):
     return kept / kept.sum(-1, keepdims=True)
 
 
+def sigmoids(p, h):
+    """One number for each expert, which is compared with no other."""
+    return jax.nn.sigmoid(h @ p["router"])
+
+
+def shares(p, h):
+    gates = jax.nn.softplus(h @ p["router"] + 0.1)
+    return gates / gates.sum(-1, keepdims=True)
+
+
 def gated_after(p, h, gates=router):
     hidden = jax.nn.relu(jnp.einsum("bd,edf->bef", h, p["up"]))
     return jnp.einsum("bed,be->bd", jnp.einsum("bef,efd->bed", hidden, p["down"]), gates(p, h))
 
 
-def gated_by_a_product(p, h):
+def gated_by_a_product(p, h, gates=router):
     hidden = jax.nn.relu(jnp.einsum("bd,edf->bef", h, p["up"]))
     outputs = jnp.einsum("bef,efd->bed", hidden, p["down"])
-    return (outputs * router(p, h)[:, :, None]).sum(1)
+    return (outputs * gates(p, h)[:, :, None]).sum(1)
 
 
-def gated_between(p, h):
+def gated_between(p, h, gates=router):
     hidden = jax.nn.relu(jnp.einsum("bd,edf->bef", h, p["up"]))
-    return jnp.einsum("bef,be,efd->bd", hidden, router(p, h), p["down"])
+    return jnp.einsum("bef,be,efd->bd", hidden, gates(p, h), p["down"])
 
 
-def gated_before(p, h):
-    inputs = jnp.einsum("bd,be->bed", h, router(p, h))
+def gated_before(p, h, gates=router):
+    inputs = jnp.einsum("bd,be->bed", h, gates(p, h))
     hidden = jax.nn.relu(jnp.einsum("bed,edf->bef", inputs, p["up"]))
     return jnp.einsum("bef,efd->bd", hidden, p["down"])
 
 
-def mapped(p, h, axis):
+def mapped(p, h, axis, gates=router):
     """`vmap` over experts, as ``nn.vmap`` with ``out_axes`` has it."""
     expert = lambda up, down: jax.nn.relu(h @ up) @ down
     outputs = jax.vmap(expert, out_axes=axis)(p["up"], p["down"])
-    return jnp.einsum("ebd,be->bd" if axis == 0 else "bed,be->bd", outputs, router(p, h))
+    return jnp.einsum("ebd,be->bd" if axis == 0 else "bed,be->bd", outputs, gates(p, h))
 
 
-def mapped_layers(p, h):
+def mapped_layers(p, h, gates=router):
     """Each of two layers for itself."""
     hidden = jax.vmap(lambda up: h @ up, out_axes=1)(p["up"])
     outputs = jax.vmap(lambda u, down: u @ down, in_axes=(1, 0), out_axes=1)(jax.nn.relu(hidden), p["down"])
-    return jnp.einsum("bed,be->bd", outputs, router(p, h))
+    return jnp.einsum("bed,be->bd", outputs, gates(p, h))
+
+
+def gated_units(p, h, gates=router):
+    """GLU experts, whose sum over experts is the last product's."""
+    hidden = jax.nn.silu(jnp.einsum("bd,edf->ebf", h, p["up"])) * jnp.einsum("bd,edf->ebf", h, jnp.sin(p["up"]))
+    return jnp.einsum("ebf,be,efd->bd", hidden, gates(p, h), p["down"])
+
+
+def gated_copies(p, h, gates=router):
+    inputs = jnp.repeat(h[:, None], EXPERTS, 1) * gates(p, h)[..., None]
+    hidden = jax.nn.relu(jnp.einsum("bed,edf->bef", inputs, p["up"]))
+    return jnp.tensordot(hidden, p["down"], [[1, 2], [0, 1]])
 
 
 def mean_of_all(p, h):
@@ -71,9 +93,9 @@ def mean_of_all(p, h):
     return jnp.einsum("bef,efd->bed", hidden, p["down"]).mean(1) + h * (h @ p["router"]).mean(1, keepdims=True)
 
 
-def experts_in_the_middle(p, h):
+def experts_in_the_middle(p, h, gates=router):
     hidden = jax.nn.relu(jnp.einsum("bd,def->bef", h, p["up"].swapaxes(0, 1)))
-    return jnp.einsum("bed,be->bd", jnp.einsum("bef,fed->bed", hidden, p["down"].swapaxes(0, 1)), router(p, h))
+    return jnp.einsum("bed,be->bd", jnp.einsum("bef,fed->bed", hidden, p["down"].swapaxes(0, 1)), gates(p, h))
 
 
 SPELLINGS = {
@@ -87,6 +109,14 @@ SPELLINGS = {
     "a vmap for each layer": mapped_layers,
     "an ensemble": mean_of_all,
     "experts in the middle": experts_in_the_middle,
+    "gated units": gated_units,
+    "gated copies": gated_copies,
+}
+SPELLINGS |= {
+    f"{name}, {gates.__name__}": functools.partial(spelling, gates=gates)
+    for gates in (sigmoids, shares)
+    for name, spelling in SPELLINGS.items()
+    if name not in ("gates of the top two", "an ensemble")
 }
 
 
@@ -144,6 +174,29 @@ def gated_heads(p, h):
     return attention(p, h, after=lambda x, h: x * jax.nn.sigmoid(h @ p["gates"])[:, :, None])
 
 
+def gated_values(p, h):
+    """The gate of each head precedes scores and values that are summed entry by entry (GLA)."""
+    q, k, v = (jnp.einsum("td,dhk->thk", h, p[name]) for name in "qkv")
+    v = v * jax.nn.sigmoid(h @ p["gates"])[:, :, None]
+    scores = (q[:, None] * k[None]).sum(-1) / q.shape[-1]
+    values = (jax.nn.softmax(scores, 1)[..., None] * v[None]).sum(1)
+    return jnp.einsum("thk,hkd->td", values, p["out"])
+
+
+def recurrent_heads(p, h):
+    """A state for each head, which a gate lets fade."""
+    q, k, v = (jnp.einsum("td,dhk->thk", h, p[name]) for name in "qkv")
+
+    def step(state, x):
+        q, k, v, gate = x
+        state = gate[:, None, None] * state + k[:, :, None] * v[:, None]
+        return state, jnp.einsum("hk,hkj->hj", q, state)
+
+    start = jnp.zeros((EXPERTS, q.shape[-1], q.shape[-1]))
+    values = jax.lax.scan(step, start, (q, k, v, jax.nn.sigmoid(h @ p["gates"])))[1]
+    return jnp.einsum("thk,hkd->td", values, p["out"])
+
+
 def heads_of(width):
     shapes = {name: (width, EXPERTS, width // EXPERTS) for name in "qkv"}
     return {**shapes, "out": (EXPERTS, width // EXPERTS, width), "gates": (width, EXPERTS)}
@@ -151,8 +204,8 @@ def heads_of(width):
 
 @pytest.mark.parametrize(
     "block",
-    [attention, functools.partial(attention, before_scores=rms_normed), gated_heads],
-    ids=["attention", "normed", "gated"],
+    [attention, functools.partial(attention, before_scores=rms_normed), gated_heads, gated_values, recurrent_heads],
+    ids=["attention", "normed", "gated", "gated values", "recurrent"],
 )
 def test_heads_and_their_size_are_one_output_of_one_matrix(block):
     def with_gates(p, h):

@@ -197,3 +197,10 @@ def test_a_printed_reading_has_a_line_for_each_array():
     assert "residual sum" in lines[-1]
     (scaled,) = (line for line in lines if " mul(" in line)
     assert "[0.5]" in scaled
+
+
+def test_a_difference_of_all_pairs_has_the_shape_of_both():
+    shapes = {"w": jax.ShapeDtypeStruct((3, 3), jnp.float32)}
+    pairs = lambda p, s, x: (x @ p["w"])[:, None] - (x @ p["w"])[None]
+    graph = trace(pairs, shapes, {}, jax.ShapeDtypeStruct((4, 3), jnp.float32), {})
+    assert graph.nodes[graph.output].shape == (4, 4, 3)

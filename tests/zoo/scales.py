@@ -26,7 +26,8 @@ class Fault:
     ``embedding``, ``heads`` (scores), ``inner`` (a product in front of a nonlinearity in a branch), ``input`` (what
     such a product reads), ``outer`` (a hidden product outside of branches), ``before`` (a branch in front of the norm
     that ends it), ``bent`` (between a nonlinearity and a hidden product), ``batch`` (in front of an input weight),
-    ``once`` (a sum that all depths have once), ``total`` (an output that no parameter makes).
+    ``once`` (a sum that all depths have once), ``total`` (an output that no parameter makes), ``copies`` and ``rounds``
+    (how often one array is added, inside of a branch and to the stream).
     """
 
     place: str
@@ -87,6 +88,8 @@ class Scales:
     total = functools.partialmethod(_at, "total", 1.0)
     stream = functools.partialmethod(_at, "stream", 1.0)
     embedding = functools.partialmethod(_at, "embedding", 1.0)
+    copies = functools.partialmethod(_at, "copies", 2.0)
+    rounds = functools.partialmethod(_at, "rounds", 2.0)
 
     def fading(self) -> float:
         """On a stream that every layer multiplies by one number, 0.9 in the base model."""
@@ -127,6 +130,8 @@ FAULTS: Mapping[str, Fault] = {
     "batch": Fault("batch", "embedding_scaled_with_width", lambda e: e.m**0.5),
     "once": Fault("once", MISSING, lambda e: e.r**-0.5),
     "total": Fault("total", READOUT, lambda e: e.m),
+    "copies": Fault("copies", "hidden_scaled_with_width", lambda e: 2 * e.m),
+    "rounds": Fault("rounds", MISSING, lambda e: 2 * e.r),
     "before_norm": Fault("before", "norm_cancels_multiplier", lambda e: e.right / A),
 }
 

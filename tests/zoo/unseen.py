@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .cases import Kind
 from .scales import BASE_WIDTH, Scales
 from .scope import Scope
-from .stacks import TOKENS, VECTORS, read, rms, stack, write
+from .stacks import CLASSES, TOKENS, VECTORS, read, rms, stack, write
 from .streams import add
 
 Branch = Callable[[Scope, jax.Array, Scales], jax.Array]
@@ -111,6 +111,33 @@ def same_sizes(p: Scope, batch: tuple[jax.Array, jax.Array], e: Scales) -> jax.A
     return write(p, h, e)
 
 
+def repeated(sum_of: Callable[[jax.Array, int], jax.Array], p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """One array is added several times, inside and at the end."""
+    n = y.shape[-1]
+    y = jax.nn.gelu(sum_of(y @ p("inside", n, n), int(e.copies())))
+    return sum_of(y @ p("out", n, n), int(e.rounds()))
+
+
+def summed_vector(p: Scope, y: jax.Array, e: Scales) -> jax.Array:
+    """A vector that is multiplied and summed, as a product with one column."""
+    n = y.shape[-1]
+    total = e.inner() * (y * p("column", n)).sum(-1, keepdims=True)
+    return jax.nn.gelu(total * p("row", n)) @ p("out", n, n)
+
+
+def multiplied_readouts(p: Scope, x: jax.Array, e: Scales) -> jax.Array:
+    """The product of two readouts has the factors of both."""
+    h = rms(p, x, "end_norm")
+    return e.readout() ** 2 * (h @ p("head", e.width, CLASSES)) * (h @ p("other", e.width, CLASSES))
+
+
+SUMS_OF: Mapping[str, Callable[[jax.Array, int], jax.Array]] = {
+    "plus": lambda z, k: sum([z] * k),
+    "stack": lambda z, k: jnp.stack([z] * k).sum(0),
+    "ones": lambda z, k: jnp.einsum("...k,k->...", jnp.stack([z] * k, -1), jnp.ones(k)),
+    "loop": lambda z, k: jax.lax.fori_loop(0, k, lambda _, total: total + z, jnp.zeros_like(z)),
+}
+
 _INSIDE = ("inner", "none", "no_readout")
 _TIMES = jax.ShapeDtypeStruct((2, 4 * BASE_WIDTH), jnp.float32)
 
@@ -137,4 +164,12 @@ UNSEEN: Mapping[str, Kind] = {
     "unseen/complex_weights": _without_depth(complex_weights),
     "unseen/adapted": _without_depth(adapted),
     "unseen/same_sizes": Kind(same_sizes, (VECTORS, _TIMES)),
+    "unseen/summed_vector": _of_branch("vector", summed_vector),
+    "unseen/multiplied_readouts": Kind(stack("mlp", end=multiplied_readouts), TOKENS),
+    **{
+        f"unseen/repeated_{name}": Kind(
+            stack(("repeated", functools.partial(repeated, sum_of))), TOKENS, only=("copies", "rounds", "none")
+        )
+        for name, sum_of in SUMS_OF.items()
+    },
 }

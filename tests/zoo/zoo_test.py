@@ -18,7 +18,6 @@ DOCS = pathlib.Path(__file__).parents[2] / "reproduction" / "pages" / "audit.md"
 # What some people write and the audit does not judge.
 LIMITS = (
     "streams/wavenet", "branches/talking", "branches/relu_scores", "branches/linear_attention", "sums/einsum",
-    "outsider/heun",
 )  # fmt: skip
 
 # A dozen that stand for the rest; the slow test has more.
@@ -44,6 +43,10 @@ SAMPLE = {
     "unseen/first_value": "none",
     "unseen/two_weights": "outer",
     "unseen/summed": "total",
+    "unseen/repeated_plus": "copies",
+    "unseen/repeated_loop": "rounds",
+    "unseen/multiplied_readouts": "no_readout",
+    "unseen/summed_vector": "inner",
 }
 
 
