@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
     parser.add_argument("kinds", nargs="*", default=["*"], help="globs of names, such as 'streams/*'")
     parser.add_argument("--all", action="store_true", help="print every case")
-    parser.add_argument("--every", action="store_true", help="try all mistakes of each kind, not a third of them")
+    parser.add_argument("--every", action="store_true", help="all mistakes of each kind, not a third; all layers")
     parser.add_argument("--plain", action="store_true", help="take all edits out")
     parser.add_argument("--products", action="store_true", help="multiply each product by a power of the width")
     arguments = parser.parse_args()
@@ -32,13 +32,13 @@ def main() -> None:
         print(Counter(verdicts.values()))
         return
     if arguments.products:
-        count = Counter[str]()
+        count = Counter[tuple[str, str]]()
         for name in names:
-            for product, power, verdict in mutations.outcomes(KINDS[name]):
-                count[verdict] += 1
-                if arguments.all or verdict in (mutations.SAME, mutations.UNSEEN):
-                    print(f"{verdict:<12} {name}: {' '.join(map(str, product))} times m^{power}", flush=True)
-        print(count)
+            for product, power, outcome in mutations.outcomes(KINDS[name], arguments.every):
+                count[name.partition("/")[0], outcome] += 1
+                if arguments.all or outcome not in (mutations.FOUND, mutations.NOT_READ):
+                    print(f"{outcome:<14} {name}: {' '.join(map(str, product))} times m^{power}", flush=True)
+        print(mutations.table(count))
         return
     found = []
     for name in names:

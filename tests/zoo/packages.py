@@ -1,0 +1,293 @@
+"""Models of public packages with the rule's multipliers, which stand behind their products with parameters.
+
+A package that is not installed, or whose directory is not in PYTHONPATH, is skipped.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax._src.source_info_util import user_context
+from jax.extend import core
+
+from depthmup_flax.rule.info_trees import path_name
+from depthmup_flax.util import primitives
+from depthmup_flax.util.jaxprs import Interpreter
+
+from .cases import Kind
+from .scales import BASE_WIDTH, Scales
+
+Factors = Mapping[str, float]  # glob of paths of parameters -> what multiplies products with them
+Pair = tuple[Callable[..., jax.Array], Any]
+_VIEWS = primitives.SAME_PLACE | primitives.MOVES | {"complex"}
+
+
+class _WithFactors(Interpreter[tuple[Any, float | None]]):
+    """Multiplies what reads a parameter; values are arrays, each with the factor of what will read it."""
+
+    def constant(self, array: Any) -> tuple[Any, float | None]:
+        return array, None
+
+    def equation(self, eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[tuple[Any, float | None]]:
+        with user_context(eqn.source_info.traceback):  # the line of the package
+            if all(factor is None for _, factor in inputs):
+                return self.operation(eqn, inputs)
+            return super().equation(eqn, inputs)
+
+    def operation(self, eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[tuple[Any, float | None]]:
+        name = eqn.primitive.name
+        arrays = [x * factor if name in primitives.SUMS and factor is not None else x for x, factor in inputs]
+        results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+        results = results if eqn.primitive.multiple_results else [results]
+        factor = next((factor for _, factor in inputs if factor is not None), None)
+        if name in _VIEWS:
+            return [(result, factor) for result in results]
+        if factor is not None and name in primitives.PRODUCTS | {"mul"}:
+            results = [result * factor for result in results]
+        return [(result, None) for result in results]
+
+
+def with_factors(function: Callable[..., jax.Array], factors: Factors) -> Callable[..., jax.Array]:
+    """A function of parameters and inputs whose products with some parameters are multiplied."""
+
+    def factor_of(path: Any) -> float | None:
+        return next((x for glob, x in factors.items() if fnmatch.fnmatchcase(path_name(path), glob)), None)
+
+    def multiplied(params: Any, *inputs: Any) -> jax.Array:
+        closed = jax.make_jaxpr(function)(params, *inputs)
+        leaves = [(leaf, factor_of(path)) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+        ((result, _),) = _WithFactors().run(closed, [*leaves, *((x, None) for x in jax.tree.leaves(inputs))])
+        return result
+
+    return multiplied
+
+
+def linen(module: nn.Module, *x: Any, **of_call: Any) -> Pair:
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *_zeros(x), **of_call))
+    return lambda params, *inputs: module.apply({"params": params}, *inputs, **of_call), shapes["params"]
+
+
+def of_nnx(make: Callable[[nnx.Rngs], nnx.Module], read: Callable[..., Any], **of_call: Any) -> Pair:
+    """Initial values of what is no parameter, such as tables of positions, are constants."""
+    graph, params, rest = nnx.split(make(nnx.Rngs(0)), nnx.Param, ...)
+    return lambda params, *inputs: read(nnx.merge(graph, params, rest)(*inputs, **of_call)), params
+
+
+def equinox(make: Callable[[jax.Array], Any], read: Callable[[Any], Any] = lambda y: y) -> Pair:
+    """A module of one example."""
+    eqx = importlib.import_module("equinox")
+    params, rest = eqx.partition(make(jax.random.key(0)), eqx.is_inexact_array)
+    return lambda params, x: jax.vmap(lambda one: read(eqx.combine(params, rest)(one)))(x), params
+
+
+def _zeros(x: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), x)
+
+
+def _old_names() -> None:
+    """Names that JAX no longer has, for packages of 2023 and 2024."""
+    for place, name, value in (
+        (jnp, "DeviceArray", jax.Array),
+        (jax.random, "KeyArray", jax.Array),
+        (jax, "tree_map", jax.tree.map),
+    ):
+        if name not in vars(place):
+            setattr(place, name, value)
+
+
+IMAGES = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+CHANNELS_FIRST = jax.ShapeDtypeStruct((2, 3, 16, 16), jnp.float32)
+TOKENS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+HEAD = 8  # sizes of heads
+CLASSES = 5
+
+
+def mixer(e: Scales) -> Pair:
+    code = importlib.import_module("vit_jax.models_mixer")
+    net = code.MlpMixer(
+        patches=types.SimpleNamespace(size=(4, 4)), num_classes=CLASSES, num_blocks=e.depth, hidden_dim=e.width,
+        tokens_mlp_dim=24, channels_mlp_dim=2 * e.width,
+    )  # fmt: skip
+    apply, shapes = linen(net, IMAGES, train=True)
+    factors = {"*/token_mixing/Dense_1/*": e.branch("tokens"), "*/channel_mixing/Dense_1/*": e.branch("channels")}
+    return with_factors(apply, {**factors, "head/kernel": e.readout()}), shapes
+
+
+_TIMES = jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)
+
+
+def dit(e: Scales) -> Pair:
+    code = importlib.import_module("diffusion_transformer")
+    code.print = lambda *_: None
+    net = code.DiT(
+        patch_size=4, hidden_size=e.width, depth=e.depth, num_heads=e.width // HEAD, mlp_ratio=2.0, num_classes=10,
+        class_dropout_prob=0.0,
+    )  # fmt: skip
+    apply, shapes = linen(net, IMAGES, *_TIMES)
+    factors = {
+        "DiTBlock_*/MultiHeadDotProductAttention_0/out/*": e.branch("attention"),
+        "DiTBlock_*/MlpBlock_0/Dense_1/*": e.branch("mlp"),
+        "FinalLayer_0/Dense_1/kernel": e.readout(),
+    }
+    return with_factors(apply, factors), shapes
+
+
+def s5(e: Scales, activation: str = "full_glu") -> Pair:
+    _old_names()
+    ssm, model = importlib.import_module("s5.ssm"), importlib.import_module("s5.seq_model")
+    states = importlib.import_module("s5.ssm_init").make_DPLR_HiPPO(16)
+    eigenvalues, vectors = states[0][:8], states[3][:, :8]
+    layer = ssm.init_S5SSM(
+        H=e.width, P=8, Lambda_re_init=eigenvalues.real, Lambda_im_init=eigenvalues.imag, V=vectors,
+        Vinv=vectors.conj().T, C_init="lecun_normal", discretization="zoh", dt_min=0.001, dt_max=0.1, conj_sym=True,
+        clip_eigs=False, bidirectional=False,
+    )  # fmt: skip
+    net = model.BatchClassificationModel(
+        ssm=layer, d_output=CLASSES, d_model=e.width, n_layers=e.depth, padded=False, activation=activation,
+        dropout=0.0, prenorm=True,
+    )  # fmt: skip
+    apply, shapes = linen(net, jax.ShapeDtypeStruct((2, 12, 3), jnp.float32), jax.ShapeDtypeStruct((2, 12), jnp.float32))
+    return with_factors(apply, {"encoder/layers_*/out1/*": e.branch("ssm"), "decoder/kernel": e.readout()}), shapes
+
+
+def octo(e: Scales) -> Pair:
+    """The transformer on tokens of a state, and the diffusion head."""
+    _old_names()
+    module = importlib.import_module("octo.model.octo_module")
+    heads = importlib.import_module("octo.model.components.diffusion")
+    tokens = importlib.import_module("octo.model.components.base").TokenGroup
+
+    class Tokenizer(nn.Module):
+        @nn.compact
+        def __call__(self, observations: Any, tasks: Any, train: bool) -> Any:
+            return tokens.create(observations["state"])
+
+    class Octo(nn.Module):
+        @nn.compact
+        def __call__(self, state: jax.Array, actions: jax.Array, time: jax.Array) -> jax.Array:
+            sizes = {"num_layers": e.depth, "mlp_dim": 2 * e.width, "num_attention_heads": e.width // HEAD}
+            transformer = module.OctoTransformer(
+                {"state": Tokenizer()}, {}, {"action": 1}, {**sizes, "dropout_rate": 0.0, "attention_dropout_rate": 0.0},
+                e.width, 2, False, True, name="transformer",
+            )  # fmt: skip
+            outputs = transformer({"state": state}, {}, jnp.ones(state.shape[:2], bool))
+            score = heads.create_diffusion_model(4, 16, e.depth, 0.0, e.width, True)
+            return score(outputs["readout_action"].tokens.mean(-2), actions, time)
+
+    shapes_of_x = [(2, 2, 3, 6), (2, 2, 4), (2, 2, 1)]
+    apply, shapes = linen(Octo(), *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes_of_x))
+    block = "transformer/BlockTransformer_0/Transformer_0/encoderblock_*"
+    factors = {
+        f"{block}/MultiHeadDotProductAttention_0/out/*": e.branch("attention"),
+        f"{block}/MlpBlock_0/Dense_1/*": e.branch("mlp"),
+        "*/MLPResNetBlock_*/Dense_1/*": e.branch("head"),
+        "MLPResNet_0/Dense_1/kernel": e.readout(),
+    }
+    return with_factors(apply, factors), shapes
+
+
+def rwkv7(e: Scales) -> Pair:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    code, keras = importlib.import_module("src.backbone"), importlib.import_module("keras")
+    keras.utils.clear_session()  # layers are numbered from 0
+    ranks = dict.fromkeys(("gate_lora", "mv_lora", "aaa_lora", "decay_lora"), 4)
+    model = code.RWKV7Backbone(e.width, HEAD, e.depth, CLASSES, 2 * e.width, **ranks)
+    states = [variable.value for variable in model.non_trainable_variables]
+    names = [variable.path for variable in model.trainable_variables]
+    shapes = {v.path: jax.ShapeDtypeStruct(v.shape, jnp.float32) for v in model.trainable_variables}
+    apply = lambda params, x: model.stateless_call([params[name] for name in names], states, x)[0]
+    factors = {"*/output_layer/kernel": e.branch("time"), "*/dense_v/kernel": e.branch("channels")}
+    return with_factors(apply, {**factors, "*head/kernel": e.readout()}), shapes
+
+
+def fno(e: Scales) -> Pair:
+    arch = importlib.import_module("pdequinox.arch")
+    new = lambda key: arch.ClassicFNO(1, 2, 3, hidden_channels=e.width, num_modes=4, num_blocks=2, key=key)
+    apply, shapes = equinox(new)
+    return with_factors(apply, {"projection*weight": e.readout()}), shapes
+
+
+def mamba(e: Scales) -> Pair:
+    code = importlib.import_module("jaxonmodels.models.mamba")
+    apply, shapes = equinox(lambda key: code.Mamba(e.width, 40, e.depth, dt_rank=4, key=key))
+    return with_factors(apply, {"*out_proj/*": e.branch("mamba"), "shared*": e.readout()}), shapes
+
+
+def jaxonmodels_vit(e: Scales) -> Pair:
+    code = importlib.import_module("jaxonmodels.models.vit")
+    new = lambda key: code.VisionTransformer(16, 4, e.width, e.depth, e.width // HEAD, CLASSES, key=key)
+    apply, shapes = equinox(new, lambda result: result[0])
+    factors = {"*attn*out_proj*": e.branch("attention"), "*c_proj*": e.branch("mlp"), "proj": e.readout()}
+    return with_factors(apply, factors), shapes
+
+
+def brax(e: Scales) -> Pair:
+    code = importlib.import_module("brax.training.networks")
+    net = code.MLP(layer_sizes=[e.width] * 3 + [CLASSES], layer_norm=True)
+    apply, shapes = linen(net, jax.ShapeDtypeStruct((4, 7), jnp.float32))
+    return with_factors(apply, {"hidden_3/kernel": e.readout()}), shapes
+
+
+def attnax(e: Scales, **fields: Any) -> Pair:
+    code = importlib.import_module("attnax")
+    config = code.VisionTransformerConfig(
+        image_size=16, patch_size=4, num_classes=CLASSES, d_model=e.width, num_heads=e.width // HEAD,
+        num_layers=e.depth, d_ff=2 * e.width, dropout_rate=0.0, **fields,
+    )  # fmt: skip
+    apply, shapes = of_nnx(lambda rngs: code.VisionTransformer(rngs, config), lambda y: y, deterministic=True)
+    factors = {"*/output_proj/*": e.branch("attention"), "*/ffn/dense2/*": e.branch("mlp"), "head/kernel": e.readout()}
+    return with_factors(apply, factors), shapes
+
+
+def dantinox(e: Scales, **fields: Any) -> Pair:
+    code = importlib.import_module("dantinox.core.model")
+    config = importlib.import_module("dantinox.core.config").ModelConfig(
+        dim=e.width, n_heads=e.width // HEAD, head_size=HEAD, num_blocks=e.depth, vocab_size=CLASSES, max_context=6,
+        weight_tying=False, **fields,
+    )  # fmt: skip
+    apply, shapes = of_nnx(lambda rngs: code.Transformer(config, rngs), lambda y: y.logits, deterministic=True)
+    factors = {"blocks/*attn*": e.branch("attention"), "blocks/*": e.branch("mlp"), "head/kernel": e.readout()}
+    return with_factors(apply, factors), shapes
+
+
+def unet(e: Scales) -> Pair:
+    code = importlib.import_module("diffusers.models.unets.unet_2d_condition_flax")
+    width = 2 * e.width  # its norms have 32 groups
+    net = code.FlaxUNet2DConditionModel(
+        sample_size=8, in_channels=3, out_channels=3, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), block_out_channels=(width, 2 * width), layers_per_block=1,
+        attention_head_dim=width // HEAD, cross_attention_dim=12,
+    )  # fmt: skip
+    x = (CHANNELS_FIRST, _TIMES[1], jax.ShapeDtypeStruct((2, 5, 12), jnp.float32))
+    apply, shapes = linen(net, *x)
+    return with_factors(lambda params, *x: apply(params, *x).sample, {"conv_out/kernel": e.readout()}), shapes
+
+
+_SAMPLES = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2, 3, 6), (2, 2, 4), (2, 2, 1)))
+_WIDE = functools.partial(Kind, naming=None, size=(4 * BASE_WIDTH, 2), arguments={"axes": "width"})
+_BOTH = functools.partial(Kind, naming=None)
+_SEQUENCES = jax.ShapeDtypeStruct((2, 12, 3), jnp.float32), jax.ShapeDtypeStruct((2, 12), jnp.float32)
+PACKAGES: Mapping[str, Kind] = {
+    "MLP-Mixer (vision_transformer)": _BOTH(mixer, IMAGES),
+    "DiT (jax-diffusion-transformer)": _BOTH(dit, (IMAGES, *_TIMES)),
+    "S5": _BOTH(s5, _SEQUENCES),
+    "Octo": _BOTH(octo, _SAMPLES),
+    "RWKV-7 (RWKV7-Keras)": _BOTH(rwkv7, TOKENS),
+    "FNO (pdequinox)": _WIDE(fno, jax.ShapeDtypeStruct((2, 2, 16), jnp.float32)),
+    "Mamba (jaxonmodels)": _BOTH(mamba, TOKENS),
+    "ViT (jaxonmodels)": _BOTH(jaxonmodels_vit, CHANNELS_FIRST),
+    "brax": _WIDE(brax, jax.ShapeDtypeStruct((4, 7), jnp.float32)),
+    "attnax": _BOTH(attnax, IMAGES),
+    "dantinox": _BOTH(dantinox, TOKENS),
+    "UNet (diffusers)": _WIDE(unet, (CHANNELS_FIRST, _TIMES[1], jax.ShapeDtypeStruct((2, 5, 12), jnp.float32))),
+}
