@@ -29,7 +29,7 @@ from depthmup_flax.util.groups import grouped
 _MOST_WORK = 1e10  # about a second on a CPU
 _MULTIPLIER = 0.7  # the rule's a: parameters must carry it once
 _TRIES = 4  # smaller and smaller parameters, as streams without a norm overflow
-_TOLERANCE = 2e-3  # relative to the largest output
+_TOLERANCE = 2e-4  # relative to the largest output; rounding makes less than 1e-6 in the zoo
 _TOLERANCE_OF_16_BITS = 5e-2
 
 

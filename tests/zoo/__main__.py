@@ -4,13 +4,14 @@ python -m tests.zoo                 all kinds
 python -m tests.zoo 'streams/*'     some
 python -m tests.zoo --plain         right models whose edits are all taken out, so that parameters carry them
 python -m tests.zoo --products      right models of which each product in turn has a factor of the width
+python -m tests.zoo --packages      models of public packages, as far as they are installed
 """
 
 import argparse
 import fnmatch
 from collections import Counter
 
-from . import mutations
+from . import mutations, packages
 from .carried import plain
 from .catalog import KINDS
 from .outcomes import RIGHT, outcomes, table
@@ -24,7 +25,12 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="all mistakes of each kind, not a third; all layers")
     parser.add_argument("--plain", action="store_true", help="take all edits out")
     parser.add_argument("--products", action="store_true", help="multiply each product by a power of the width")
+    parser.add_argument("--packages", action="store_true", help="models of public packages")
     arguments = parser.parse_args()
+    if arguments.packages:
+        packages.run()
+        print(packages.table())
+        return
     names = [name for name in KINDS if any(fnmatch.fnmatchcase(name, glob) for glob in arguments.kinds)]
     if arguments.plain:
         verdicts = {name: plain(KINDS[name]) for name in names}

@@ -8,22 +8,32 @@ from __future__ import annotations
 import fnmatch
 import functools
 import importlib
+import json
+import math
 import os
+import pathlib
+import time
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from flax import nnx
 from jax._src.source_info_util import user_context
 from jax.extend import core
 
+import depthmup_flax as dm
 from depthmup_flax.rule.info_trees import path_name
 from depthmup_flax.util import primitives
 from depthmup_flax.util.jaxprs import Interpreter
 
+from . import carried, mutations
+from .carried import _drawn
 from .cases import Kind
 from .scales import BASE_WIDTH, Scales
 
@@ -156,7 +166,9 @@ def s5(e: Scales, activation: str = "full_glu") -> Pair:
         ssm=layer, d_output=CLASSES, d_model=e.width, n_layers=e.depth, padded=False, activation=activation,
         dropout=0.0, prenorm=True,
     )  # fmt: skip
-    apply, shapes = linen(net, jax.ShapeDtypeStruct((2, 12, 3), jnp.float32), jax.ShapeDtypeStruct((2, 12), jnp.float32))
+    apply, shapes = linen(
+        net, jax.ShapeDtypeStruct((2, 12, 3), jnp.float32), jax.ShapeDtypeStruct((2, 12), jnp.float32)
+    )
     return with_factors(apply, {"encoder/layers_*/out1/*": e.branch("ssm"), "decoder/kernel": e.readout()}), shapes
 
 
@@ -245,7 +257,11 @@ def attnax(e: Scales, **fields: Any) -> Pair:
         num_layers=e.depth, d_ff=2 * e.width, dropout_rate=0.0, **fields,
     )  # fmt: skip
     apply, shapes = of_nnx(lambda rngs: code.VisionTransformer(rngs, config), lambda y: y, deterministic=True)
-    factors = {"*/output_proj/*": e.branch("attention"), "*/ffn/dense2/*": e.branch("mlp"), "head/kernel": e.readout()}
+    factors = {
+        "*/output_proj/*": e.branch("attention"),
+        "*/ffn/dense2/*": e.branch("mlp"),
+        "head/kernel/value": e.readout(),
+    }
     return with_factors(apply, factors), shapes
 
 
@@ -256,7 +272,7 @@ def dantinox(e: Scales, **fields: Any) -> Pair:
         weight_tying=False, **fields,
     )  # fmt: skip
     apply, shapes = of_nnx(lambda rngs: code.Transformer(config, rngs), lambda y: y.logits, deterministic=True)
-    factors = {"blocks/*attn*": e.branch("attention"), "blocks/*": e.branch("mlp"), "head/kernel": e.readout()}
+    factors = {"*/o_proj/*": e.branch("attention"), "*/down_proj/*": e.branch("mlp"), "head/kernel/*": e.readout()}
     return with_factors(apply, factors), shapes
 
 
@@ -278,16 +294,121 @@ _WIDE = functools.partial(Kind, naming=None, size=(4 * BASE_WIDTH, 2), arguments
 _BOTH = functools.partial(Kind, naming=None)
 _SEQUENCES = jax.ShapeDtypeStruct((2, 12, 3), jnp.float32), jax.ShapeDtypeStruct((2, 12), jnp.float32)
 PACKAGES: Mapping[str, Kind] = {
-    "MLP-Mixer (vision_transformer)": _BOTH(mixer, IMAGES),
-    "DiT (jax-diffusion-transformer)": _BOTH(dit, (IMAGES, *_TIMES)),
-    "S5": _BOTH(s5, _SEQUENCES),
-    "Octo": _BOTH(octo, _SAMPLES),
-    "RWKV-7 (RWKV7-Keras)": _BOTH(rwkv7, TOKENS),
-    "FNO (pdequinox)": _WIDE(fno, jax.ShapeDtypeStruct((2, 2, 16), jnp.float32)),
-    "Mamba (jaxonmodels)": _BOTH(mamba, TOKENS),
-    "ViT (jaxonmodels)": _BOTH(jaxonmodels_vit, CHANNELS_FIRST),
-    "brax": _WIDE(brax, jax.ShapeDtypeStruct((4, 7), jnp.float32)),
-    "attnax": _BOTH(attnax, IMAGES),
-    "dantinox": _BOTH(dantinox, TOKENS),
-    "UNet (diffusers)": _WIDE(unet, (CHANNELS_FIRST, _TIMES[1], jax.ShapeDtypeStruct((2, 5, 12), jnp.float32))),
+    "MLP-Mixer, google-research/vision_transformer c6de1e5": _BOTH(mixer, IMAGES),
+    "DiT, kvfrans/jax-diffusion-transformer 94ea607": _BOTH(dit, (IMAGES, *_TIMES)),
+    "S5, lindermanlab/S5 3c18fdb": _BOTH(s5, _SEQUENCES),
+    "Octo, octo-models/octo 241fb35": _BOTH(octo, _SAMPLES),
+    "RWKV-7, pass-lin/RWKV7-Keras 2729c1c": _BOTH(rwkv7, TOKENS),
+    "FNO, Ceyron/pdequinox 4cc1f53": _WIDE(fno, jax.ShapeDtypeStruct((2, 2, 16), jnp.float32)),
+    "Mamba, jaxonmodels 0.2.3": _BOTH(mamba, TOKENS),
+    "ViT, jaxonmodels 0.2.3": _BOTH(jaxonmodels_vit, CHANNELS_FIRST),
+    "MLP of a policy, brax 0.14.2": _WIDE(brax, jax.ShapeDtypeStruct((4, 7), jnp.float32)),
+    "ViT, attnax 0.2.0": _BOTH(attnax, IMAGES),
+    "language model, dantinox 0.4.14": _BOTH(dantinox, TOKENS),
+    "U-Net, diffusers 0.33.1": _WIDE(unet, (CHANNELS_FIRST, _TIMES[1], jax.ShapeDtypeStruct((2, 5, 12), jnp.float32))),
 }
+
+
+# --- what the audit says of each
+
+RECORDS = pathlib.Path(__file__).with_name("packages.jsonl")
+MISTAKES = ("none", "squared", "by_width", "no_readout", "double_readout")
+STEPS = 10
+
+
+def trained(kind: Kind, mistake: str = "") -> np.ndarray:
+    """Outputs after `rescale_init` and ten steps of Adam, of the model with a mistake that parameters carry."""
+    audit = kind.audit(mistake, carry=True)
+    rule = kind.rule.replace(branch_multiplier=1.0)
+    (apply, shapes), (_, base) = (
+        kind.model(kind.scales(*size, mistake)) for size in (kind.size, (BASE_WIDTH, kind.size[1]))
+    )
+    rng = np.random.default_rng(0)
+    params, base = (jax.tree.map(functools.partial(_initial, rng), tree) for tree in (shapes, base))
+    params = dm.rescale_init(params, base, audit.info, rule)
+    inputs = jax.tree.map(functools.partial(_drawn, rng, 1.0), kind.x)
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    targets = rng.normal(size=jax.eval_shape(apply, params, *inputs).shape)
+    optimizer = dm.adamw(2**-8, audit.info, rule, eps=1e-3)
+
+    def step(state: Any, _: None) -> tuple[Any, None]:
+        params, moments = state
+        gradients = jax.grad(lambda params: ((apply(params, *inputs) - targets) ** 2).mean())(params)
+        updates, moments = optimizer.update(gradients, moments, params)
+        return (optax.apply_updates(params, updates), moments), None
+
+    (params, _), _ = jax.jit(lambda state: jax.lax.scan(step, state, length=STEPS))((params, optimizer.init(params)))
+    return np.asarray(jax.jit(apply)(params, *inputs))
+
+
+def _initial(rng: np.random.Generator, x: Any) -> jax.Array:
+    fan_in = x.size / x.shape[-1] if len(x.shape) > 1 else 4.0
+    return jnp.asarray(rng.normal(0, fan_in**-0.5, x.shape), x.dtype)
+
+
+def row(name: str) -> dict[str, Any]:
+    """What the audit says of one package."""
+    kind = PACKAGES[name]
+    kind.model(kind.scales(*kind.size))  # imports
+    start = time.perf_counter()
+    right = kind.audit().verdict
+    seconds = time.perf_counter() - start
+    plain = carried.plain(kind)
+    distance = math.nan
+    if right == plain == "ok":
+        wanted, found = (trained(kind, mistake) for mistake in ("", "+".join(carried.edits(kind))))
+        distance = float(np.max(np.abs(wanted - found)) / np.max(np.abs(wanted)))
+    tried = [mistake for mistake in kind.mistakes() if mistake in MISTAKES or mistake.startswith("only_")]
+    mistakes = {mistake: kind.audit(mistake).verdict for mistake in tried}
+    products = {" ".join(map(str, (*product, power))): x for product, power, x in mutations.outcomes(kind)}
+    return {"name": name, "right": right, "plain": plain, "distance": distance, "seconds": seconds,
+            "mistakes": mistakes, "products": products}  # fmt: skip
+
+
+def run() -> None:
+    """Appends the packages that are installed, and not in the records, to these."""
+    done = {of_package["name"] for of_package in read()}
+    for name, kind in PACKAGES.items():
+        try:
+            kind.model(kind.scales(*kind.size))
+        except ImportError as error:
+            print(f"{name} is skipped: {error}")
+            continue
+        if name not in done:
+            with RECORDS.open("a") as file:
+                file.write(json.dumps(row(name)) + "\n")
+
+
+def read() -> list[dict[str, Any]]:
+    """The records: one row for each package."""
+    lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def table() -> str:
+    """The records as a table of Markdown."""
+    columns = (
+        "model",
+        "with edits",
+        "without",
+        "apart",
+        "mistakes found",
+        "products found",
+        "of any size",
+        "blind",
+        "s",
+    )
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for of_package in read():
+        found = Counter(of_package["products"].values())
+        counts = found[mutations.FOUND] + found[mutations.NOT_READ]
+        of_any_size = found[mutations.OF_ANY_SIZE] + found[mutations.UNUSED]
+        seen = sum(verdict != "ok" for verdict in of_package["mistakes"].values())
+        distance = "-" if math.isnan(of_package["distance"]) else f"{of_package['distance']:.0e}"
+        cells = (
+            of_package["name"], of_package["right"], of_package["plain"], distance,
+            f"{seen} of {len(of_package['mistakes'])}", f"{counts} of {found.total()}", of_any_size,
+            found[mutations.BLIND], f"{of_package['seconds']:.0f}",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
