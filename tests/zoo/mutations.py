@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from depthmup_flax.auditing.evaluated_network import _distance, _given, _output
+from depthmup_flax.auditing.evaluated_network import _distance, _given, _output, smaller_epsilons
 from depthmup_flax.trace import tracing
 from depthmup_flax.trace.equations import source_line
 from depthmup_flax.trace.evaluation import NotEvaluated
-from depthmup_flax.trace.graph import Graph
+from depthmup_flax.trace.graph import INPUT, Graph
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.primitives import EXPERT_PRODUCTS, PRODUCTS, TAKES
 
@@ -25,10 +25,11 @@ from .cases import Kind
 
 POWERS = (-0.5, 0.5)  # of the width ratio
 FOUND, NOT_READ, BLIND, UNKNOWN = "missing", "not judged", "blind", "not evaluated"
-# Why a factor changes no output: no output depends on the product, or on its size, as in front of a norm.
-UNUSED, OF_ANY_SIZE = "without effect", "of any size"
+# Why a factor changes no output: no output depends on the product, or on its size, as in front of a norm; or why it is
+# not seen: it is inside of the norm of a weight.
+UNUSED, OF_ANY_SIZE, IN_WEIGHT = "without effect", "of any size", "in a weight"
 _ROUNDING = 1e-5  # relative to the largest output
-_EPSILONS = 0.05  # of norms, which let a hundredth or two of what depends on a product change with its size
+_EPSILONS = 0.05  # of norms: what is left of them, relative to what depends on the product
 _TRIES = 4
 Product = tuple[str, tuple[int, ...], str, int]  # its operation, shape and line, and how many like it are before it
 
@@ -97,9 +98,10 @@ def outcomes(kind: Kind, every: bool = False) -> Iterator[tuple[Product, float, 
 def _effect(graph: Graph, node: int, factor: float) -> str:
     """Why an audit is ok, though an array is multiplied; or that it should not be."""
     try:
+        epsilons = smaller_epsilons(graph)
         for seed in range(_TRIES):  # smaller and smaller parameters, as streams without a norm overflow
             given = _given(graph, seed, ())
-            outputs = [_output(graph, given, {(node, -1): times}) for times in (1.0, factor, 0.0)]
+            outputs = [_output(graph, given, {**epsilons, (node, -1): times}) for times in (1.0, factor, 0.0)]
             if np.isfinite(outputs[:2]).all() and outputs[0].any():
                 break
         else:
@@ -111,12 +113,15 @@ def _effect(graph: Graph, node: int, factor: float) -> str:
     of_product = _distance(without, right)
     if max(of_factor, of_product) < _ROUNDING:
         return UNUSED
-    return OF_ANY_SIZE if of_factor < _EPSILONS * of_product else BLIND
+    if of_factor < _EPSILONS * of_product:
+        return OF_ANY_SIZE
+    is_of_batch = any(graph.nodes[i].op == INPUT for i in graph.upstream(node, lambda i: False))
+    return BLIND if is_of_batch else IN_WEIGHT
 
 
 def table(found: Counter[tuple[str, str]]) -> str:
     """Counts by group and outcome, as a table of Markdown."""
-    columns = (FOUND, NOT_READ, OF_ANY_SIZE, UNUSED, UNKNOWN, BLIND)
+    columns = (FOUND, NOT_READ, OF_ANY_SIZE, UNUSED, IN_WEIGHT, UNKNOWN, BLIND)
     lines = ["| kinds | tried | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
     groups = list(dict.fromkeys(group for group, _ in found))
     for group in (*groups, "all"):
