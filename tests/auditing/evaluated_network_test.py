@@ -135,3 +135,23 @@ def test_a_number_inside_of_a_nonlinearity_is_no_factor_of_the_stream_that_it_re
         "missing_branch_multiplier",
         "readout_not_scaled",
     }
+
+
+def normed(width, factor, place):
+    """A factor in front of a norm of small arrays, or on a small term behind it."""
+    shapes = {"stem": (5, width), "inner": (width, width), "head": (width, 3)}
+
+    def apply(p, x):
+        y = jax.nn.gelu(x @ p["stem"]) @ p["inner"]
+        y = (factor if place == "in front" else 1.0) * 0.01 * y
+        y = y * jax.lax.rsqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-5)
+        return (y + (factor if place == "behind" else 1.0) * 0.001 * jnp.cumsum(y, 0)) @ p["head"] * (8 / width)
+
+    return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("place", "is_ok"), [("in front", True), ("behind", False)])
+def test_a_small_change_of_outputs_is_told_from_that_of_an_epsilon(monkeypatch, place, is_ok):
+    monkeypatch.setattr(model_audit, "all_findings", lambda compared: [])
+    result = dm.audit(normed(16, 0.5, place), normed(8, 1.0, place), X, axes="width", carry=False)
+    assert result.ok == is_ok, str(result)

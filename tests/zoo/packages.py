@@ -188,9 +188,9 @@ def octo(e: Scales) -> Pair:
         @nn.compact
         def __call__(self, state: jax.Array, actions: jax.Array, time: jax.Array) -> jax.Array:
             sizes = {"num_layers": e.depth, "mlp_dim": 2 * e.width, "num_attention_heads": e.width // HEAD}
+            sizes |= {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
             transformer = module.OctoTransformer(
-                {"state": Tokenizer()}, {}, {"action": 1}, {**sizes, "dropout_rate": 0.0, "attention_dropout_rate": 0.0},
-                e.width, 2, False, True, name="transformer",
+                {"state": Tokenizer()}, {}, {"action": 1}, sizes, e.width, 2, False, True, name="transformer",
             )  # fmt: skip
             outputs = transformer({"state": state}, {}, jnp.ones(state.shape[:2], bool))
             score = heads.create_diffusion_model(4, 16, e.depth, 0.0, e.width, True)
