@@ -110,7 +110,7 @@ def _effect(graph: Graph, node: int, factor: float) -> str:
         return UNKNOWN
     right, multiplied, without = outputs
     of_factor = _distance(multiplied, right)
-    of_product = _distance(without, right)
+    of_product = _distance(without, right) if np.isfinite(without).all() else 1.0  # a norm of zeros
     if max(of_factor, of_product) < _ROUNDING:
         return UNUSED
     if of_factor < _EPSILONS * of_product:

@@ -410,10 +410,11 @@ def table() -> str:
         counts = found[mutations.FOUND] + found[mutations.NOT_READ]
         of_any_size = found[mutations.OF_ANY_SIZE] + found[mutations.UNUSED]
         seen = sum(verdict != "ok" for verdict in of_package["mistakes"].values())
+        mistakes = f"{seen} of {len(of_package['mistakes'])}" if of_package["right"] == "ok" else "-"
         distance = "-" if math.isnan(of_package["distance"]) else f"{of_package['distance']:.0e}"
         cells = (
             of_package["name"], of_package["right"], of_package["plain"], distance,
-            f"{seen} of {len(of_package['mistakes'])}", f"{counts} of {found.total()}", of_any_size,
+            mistakes, f"{counts} of {found.total()}", of_any_size,
             found[mutations.BLIND], f"{of_package['seconds']:.0f}",
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")

@@ -161,7 +161,6 @@ def test_the_audit_passes_right_models_and_no_wrong_one(name):
         ("streams/pair_and_single", set()),  # a bias of scores changes outputs by 0.2 %
         ("branches/retention", {mutations.OF_ANY_SIZE}),  # a norm reads scores
         ("kernels/spectral", {mutations.OF_ANY_SIZE, mutations.IN_WEIGHT}),
-        ("streams/graph", {mutations.UNUSED}),  # the last layer's edges
     ],
 )
 def test_every_product_of_a_right_model_counts_or_it_is_told_why_not(name, unseen):
