@@ -148,9 +148,15 @@ class _Reader:
             return {i: frozenset({1.0})}
         if not uses:
             return result
-        # A scale is multiplied with its array; a bias or a position is not.
-        factor = common(result) if node.op in primitives.SCALES else 1.0
-        return of_terms.added([result, {i: frozenset({factor})}])
+        return of_terms.added([result, {i: frozenset({self._of_entrywise(node, uses, result)})}])
+
+    def _of_entrywise(self, node: Node, uses: Sequence[Use], result: Terms) -> float:
+        """A scale is multiplied with its array; a bias or a position has the factor in its own."""
+        if node.op in primitives.SCALES:
+            return common(result)
+        if node.op in primitives.SUMS:
+            return self.of_param.get(uses[0].view, 1.0)
+        return 1.0
 
     def _in_front(self, products: Sequence[Use], reads: Sequence[int]) -> float:
         """The factor of what a product with a parameter reads."""

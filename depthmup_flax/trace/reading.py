@@ -21,7 +21,7 @@ from depthmup_flax.trace.streams import Streams, residual_streams
 from depthmup_flax.trace.terms import Factors, Terms, joined
 from depthmup_flax.trace.uses import ENTRYWISE, PRODUCT, Use, Uses, parameter_uses
 from depthmup_flax.util.groups import grouped, series
-from depthmup_flax.util.primitives import SCALES
+from depthmup_flax.util.primitives import SCALES, SUMS
 
 OfPaths: TypeAlias = Mapping[str, Factors]  # factors by the paths of parameters
 
@@ -106,8 +106,8 @@ class Reading:
         return joined(pairs)
 
     def _inside_of(self, use: Use) -> float:
-        """The factor in the parameter's array; that of a scale is in its terms."""
-        if use.kind == ENTRYWISE and self.graph.nodes[use.node].op in SCALES:
+        """The factor in the parameter's array; that of a scale or a bias is in its terms."""
+        if use.kind == ENTRYWISE and self.graph.nodes[use.node].op in SCALES | SUMS:
             return 1.0
         return self.factors.of_param.get(use.view, 1.0)
 

@@ -178,3 +178,23 @@ def test_the_steps_inside_of_a_step_have_its_factor(method, scan):
     audit = lambda step: dm.audit(of(24, 6, step), of(8, 2, step), X, carry=False).under(rule)
     assert audit(True).ok, str(audit(True))
     assert "missing_branch_multiplier" in {finding.name for finding in audit(False).findings}
+
+
+def normed(width, factor, place):
+    """A factor in front of a norm of small arrays, or on a small term behind it."""
+    shapes = {"stem": (5, width), "inner": (width, width), "head": (width, 3)}
+
+    def apply(p, x):
+        y = jax.nn.gelu(x @ p["stem"]) @ p["inner"]
+        y = (factor if place == "in front" else 1.0) * 0.01 * y
+        y = y * jax.lax.rsqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-5)
+        return (y + (factor if place == "behind" else 1.0) * 0.001 * jnp.cumsum(y, 0)) @ p["head"] * (8 / width)
+
+    return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("place", "is_ok"), [("in front", True), ("behind", False)])
+def test_a_small_change_of_outputs_is_told_from_that_of_an_epsilon(monkeypatch, place, is_ok):
+    monkeypatch.setattr(model_audit, "all_findings", lambda compared: [])
+    result = dm.audit(normed(16, 0.5, place), normed(8, 1.0, place), X, axes="width", carry=False)
+    assert result.ok == is_ok, str(result)

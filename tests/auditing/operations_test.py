@@ -259,3 +259,43 @@ def test_few_features_are_outputs_if_they_are_multiplied_as_a_readout_and_hidden
         assert flatten_info(audit.info)["few"].role is role
     (finding,) = net_audit(read=0.0, few=0.5).findings
     assert finding.paths == ("few",)
+
+
+# --- biases
+
+
+GATES = {
+    "no gate": lambda y, g: y,
+    "gate": lambda y, g: g * y,
+    "gate with a bias": lambda y, g: y * (g + 1.0),
+    "sigmoid": lambda y, g: jax.nn.sigmoid(g) * y,
+    "two gates": lambda y, g: (y * g[:, ::-1]) * jnp.tanh(g),
+}
+
+
+def with_biases(width, depth, of_bias, gate):
+    """Branches whose product and bias are multiplied apart, in front of a gate."""
+    c = float(RULE.residual_multiplier(depth / 2))
+    shapes = {"stem": (5, width), "head": (width, 3)}
+    for i in range(depth):
+        shapes |= {f"w_{i}": (width, width), f"b_{i}": (width,), f"gate_{i}": (5, width)}
+    if gate is GATES["no gate"]:
+        shapes = {name: shape for name, shape in shapes.items() if "gate" not in name}
+
+    def apply(p, x):
+        h = x @ p["stem"]
+        for i in range(depth):
+            y = c * (jax.nn.gelu(h) @ p[f"w_{i}"]) + of_bias(c) * p[f"b_{i}"]
+            h = h + gate(y, x @ p[f"gate_{i}"] if f"gate_{i}" in p else None)
+        return h @ p["head"] * (8 / width)
+
+    return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_bias_that_is_multiplied_apart_from_its_product_has_the_factor_of_the_branch(gate):
+    x = jax.ShapeDtypeStruct((2, 5), jnp.float32)
+    pair = lambda *size_and_bias: with_biases(*size_and_bias, GATES[gate])
+    of = lambda of_bias: audit(pair(16, 8, of_bias), pair(8, 2, of_bias), x, carry=False)
+    assert said(of(lambda c: c)) == "ok"
+    assert not of(lambda c: 1.0).ok

@@ -8,7 +8,7 @@ from typing import Any
 
 import depthmup_flax as dm
 from depthmup_flax.auditing.audit_report import Audit
-from depthmup_flax.auditing.given_model import as_model
+from depthmup_flax.auditing.given_model import Model, as_model
 
 from .scales import BASE_DEPTH, BASE_WIDTH, RULE, Scales, fault, possible
 from .scope import NAMINGS, as_pair
@@ -57,9 +57,13 @@ class Kind:
         rule = self.rule.replace(branch_multiplier=1.0)  # a is a number of these codes at all depths
         return dm.audit(model, base, self.x, carry=carry, **self.arguments).under(rule)
 
-    def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
+    def traced(self, e: Scales) -> Model:
+        """The model of a size, as the audit reads it."""
         of_call = {name: value for name, value in self.arguments.items() if name not in ("output", "axes")}
-        return as_model(self.model(e), self.x, "model", self.arguments.get("output"), of_call, {}).shapes
+        return as_model(self.model(e), self.x, "model", self.arguments.get("output"), of_call, {})
+
+    def _shapes(self, e: Scales) -> Mapping[str, tuple[int, ...]]:
+        return self.traced(e).shapes
 
     def mistakes(self) -> list[str]:
         """The faults that it can have."""

@@ -6,8 +6,9 @@ import itertools
 import pathlib
 from collections import Counter
 
+import jax.numpy as jnp
 import pytest
-from zoo import carried, mutations, outcomes
+from zoo import carried, mutations, outcomes, packages
 from zoo.catalog import KINDS
 from zoo.outcomes import FALSE_FAIL, FALSE_PASS, OPEN, WRONG_CAUSE, Outcome, table
 from zoo.scales import A
@@ -154,11 +155,33 @@ def test_the_audit_passes_right_models_and_no_wrong_one(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["unseen/input_added", "ends/tied", "streams/value_residual"])
-def test_every_product_of_a_right_model_counts(name):
-    found = [verdict for _, _, verdict in mutations.outcomes(KINDS[name])]
+@pytest.mark.parametrize(
+    ("name", "unseen"),
+    [
+        ("unseen/input_added", set()),
+        ("ends/tied", set()),
+        ("streams/value_residual", set()),
+        ("streams/pair_and_single", set()),  # a bias of scores changes outputs by 0.2 %
+        ("branches/retention", {mutations.OF_ANY_SIZE}),  # a norm reads scores
+        ("kernels/spectral", {mutations.OF_ANY_SIZE, mutations.IN_WEIGHT}),
+    ],
+)
+def test_every_product_of_a_right_model_counts_or_it_is_told_why_not(name, unseen):
+    found = [outcome for _, _, outcome in mutations.outcomes(KINDS[name])]
     assert len(found) > 4
-    assert set(found) <= {mutations.FOUND, mutations.NOT_READ}
+    assert set(found) - {mutations.FOUND, mutations.NOT_READ} == unseen
+
+
+def test_the_page_has_the_table_of_the_packages():
+    assert packages.table() in DOCS.read_text()
+
+
+def test_a_factor_behind_products_with_a_parameter_multiplies_its_bias_too():
+    params = {"kernel": jnp.eye(2), "bias": jnp.ones(2), "other": jnp.eye(2)}
+    function = lambda p, x: (x @ p["other"]) @ p["kernel"].T + p["bias"]
+    multiplied = packages.with_factors(function, {"kernel": 3.0, "b*": 3.0})
+    x = jnp.array([[1.0, 2.0]])
+    assert jnp.allclose(multiplied(params, x), 3 * function(params, x))
 
 
 def test_the_table_counts_what_the_audit_got_wrong():
