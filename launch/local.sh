@@ -45,7 +45,7 @@ done
 
 outcome=0
 while [ ${#pids[@]} -gt 0 ]; do
-  sleep 0.2
+  sleep 0.2 || true  # which a signal to the whole group ends, too
   for i in "${!pids[@]}"; do
     kill -0 "${pids[i]}" 2>/dev/null && continue
     code=0

@@ -56,15 +56,17 @@ def test_local_ends_with_the_code_of_the_process_that_failed_first_and_ends_the_
     assert time.monotonic() - start < 30
 
 
-def test_local_forwards_sigterm_and_waits_for_the_checkpoints(tmp_path):
+@pytest.mark.parametrize("to", ["the script", "its process group"])
+def test_local_forwards_sigterm_and_waits_for_the_checkpoints(tmp_path, to):
     stand_in(
         tmp_path, "python", PORT + 'trap "sleep 0.2; exit 75" TERM; touch "$0.$$"; while true; do sleep 0.1; done\n'
     )
     env = {**os.environ, "LAUNCH_PYTHON": f"{tmp_path}/python"}
-    launched = subprocess.Popen(["bash", LAUNCH / "local.sh", "2", *FLAGS], env=env)
+    launched = subprocess.Popen(["bash", LAUNCH / "local.sh", "2", *FLAGS], env=env, start_new_session=True)
     while len(list(tmp_path.iterdir())) < 3:
         time.sleep(0.05)
-    launched.send_signal(signal.SIGTERM)
+    send = os.kill if to == "the script" else os.killpg
+    send(launched.pid, signal.SIGTERM)
     assert launched.wait(30) == 75
 
 

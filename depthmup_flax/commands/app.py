@@ -125,10 +125,23 @@ def run(name: str, words: Sequence[str] | None = None) -> None:
         _end(error, f"depthmup {name}", args.traceback)
 
 
+def _absent_devices(error: BaseException) -> errors.InputError | None:
+    """The error to raise instead of JAX's own, if it finds no device of the platform that the environment names."""
+    named = os.environ.get("JAX_PLATFORMS", "")
+    frames = traceback.extract_tb(error.__traceback__)
+    if not named or not frames or os.path.basename(frames[-1].filename) != "xla_bridge.py":
+        return None
+    return errors.InputError(
+        f"JAX_PLATFORMS is {named!r}, of which JAX finds no device: unset it, or install JAX for it, as .[tpu] and "
+        ".[cuda] do."
+    )
+
+
 def _end(error: BaseException, command: str, with_traceback: bool) -> NoReturn:
     """Prints the sentence of an error and ends the process; raises an error that has none."""
     if isinstance(error, ImportError):
         error = missing(error, command) or error
+    error = _absent_devices(error) or error
     if isinstance(error, (errors.Busy, errors.Preempted)):
         text, code = str(error), errors.TRY_LATER
     elif isinstance(error, (errors.InputError, errors.RunStopped)):

@@ -104,8 +104,9 @@ def checked_source(fields: DataConfig) -> tuple[DataSource, str]:
         if isinstance(default, int):
             require_number(f"data.{field}", value, least=int(field == "context"), whole=True)
     require_number("data.validation_fraction", fields.validation_fraction, least=0, below=1)
-    if "://" in str(fields.data_dir):
-        raise InputError(f"data.data_dir is {fields.data_dir!r}: data are read from disks. Copy them to a directory.")
+    for field, directory in (("data_dir", fields.data_dir), ("name", fields.name)):
+        if "://" in str(directory):
+            raise InputError(f"data.{field} is {directory!r}: data are read from disks. Copy them to a directory.")
     if fields.crops_files and not (source.decodes and fields.image_size and fields.placement != "device"):
         raise InputError(
             f"data.augment is {fields.augment!r}: it crops image files (tfds: or folder:) to data.image_size, such as "

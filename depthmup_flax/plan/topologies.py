@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from depthmup_flax.util.errors import InputError, did_you_mean
+from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.imports import installs
 
 HERE = "here"
@@ -71,7 +71,10 @@ def topology_devices(name: str, slices: int = 1) -> list[jax.Device]:
         return jax.devices()
     if kind not in CHIPS:
         known = ", ".join(chip.example for chip in CHIPS.values())
-        raise InputError(f"--topology is {name!r}: {did_you_mean(kind, CHIPS)} For example: {known}, or {HERE}.")
+        raise InputError(
+            f"--topology is {name!r}: write a TPU slice as {known}; a v5e-16 is v5e:4x4. For GPUs use {HERE} on a "
+            "machine that has them."
+        )
     example = CHIPS[kind].example
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
         raise InputError(f"--topology is {name!r}: write a slice as {example}.")

@@ -173,6 +173,12 @@ def read_sweep(directories: Sequence[pathlib.Path]) -> Sweep:
         if differing := changed_code(infos[0].base, info.base) + sweep_differences(infos[0], info):
             raise InputError(f"{str(directory)!r} is of another sweep ({listed(differing)}): report each alone.")
     runs, notes = read_runs(zip(directories, infos, strict=True))
+    planned_runs = max(info.runs for info in infos)
+    if len(runs) < planned_runs:
+        notes.append(
+            f"{len(runs)} of {planned_runs} runs have ended: the sweep is not complete. Rerun its command, or "
+            "those of all shards."
+        )
     planned = {axis: _distinct(value for info in infos for value in info.axes[axis]) for axis in infos[0].axes}
     # A sweep may extend its grid beyond the planned values.
     run_values = {axis: [run.point[axis] for run in runs.values() if axis in run.point] for axis in planned}

@@ -1,10 +1,13 @@
 """Wrong inputs of every command: one sentence that names the field or flag, exit code 2, and no file written."""
 
+import os
 import shlex
+import subprocess
+import sys
 
 import planted_sweeps
 import pytest
-from processes import run_command, run_lines
+from processes import ROOT, run_command, run_lines
 
 from depthmup_flax.util.errors import BAD_INPUT
 
@@ -55,6 +58,8 @@ CASES = {
         ("digits", "--config=digits"),
         ("{digits} --workdir={files}/a_file", "{files}/a_file"),
         ("{gpt} --config.data.name=digits", "model.name is 'gpt'"),
+        ("{gpt} --config.data.name=text:gs://bucket/a.txt", "read from disks"),
+        ("{digits} --config.data.name=folder:gs://bucket/images", "read from disks"),
         ("{gpt} --config.train.epochs=2", "train.epochs is 2"),
     ],
     "sweep": [
@@ -189,6 +194,14 @@ def test_a_wrong_input_ends_a_process_of_its_own_with_code_2(files, tmp_path):
     assert done.returncode == BAD_INPUT, done.stdout + done.stderr
     assert done.stderr.startswith("error: model.depth is 0: ")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_platform_without_devices_is_refused(tmp_path):
+    command = [sys.executable, "-m", "depthmup_flax", "train", "--config=digits", "--config.train.steps=1"]
+    environment = {**os.environ, "JAX_PLATFORMS": "rocm", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == BAD_INPUT, done.stdout + done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: JAX_PLATFORMS is 'rocm'")
 
 
 @pytest.mark.parametrize(("word", "meant"), [("trian", "'train'"), ("digits", "--config=digits"), ("--x", "depthmup")])

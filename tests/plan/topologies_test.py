@@ -12,7 +12,9 @@ from depthmup_flax.plan.topologies import environment_for, topology_devices
     ("name", "says"),
     [
         ("v9:2x2", "--topology is 'v9:2x2'"),
-        ("v5litepod-8", "did you mean 'v5e'?|use one of"),
+        ("v5litepod-8", "v5e:4x4"),
+        ("v5e-16", "v5e:4x4"),
+        ("h100:8", "GPUs"),
         ("v5e", "write a slice as v5e:4x4"),
         ("v5e:2x0", "write a slice as v5e:4x4"),
         ("v6e:2xtwo", "write a slice as v6e:4x4"),
@@ -20,7 +22,7 @@ from depthmup_flax.plan.topologies import environment_for, topology_devices
 )
 def test_a_topology_that_does_not_exist_is_refused_with_an_example(name, says):
     message = error(topology_devices, name)
-    assert any(part in message for part in says.split("|")), message
+    assert says in message
 
 
 def test_slices_are_for_tpus():

@@ -38,6 +38,15 @@ def test_shards_give_the_same_files_as_the_whole(tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_report_says_how_many_runs_a_sweep_lacks(tmp_path, shards, undrawn):
+    sweep = sweep_of(lambda p: parabola(p, noise=0.1), {"model.depth": (4, 8), X: RATES[4:8], "seed": range(3)})
+    info = dataclasses.replace(sweep.info, runs=len(sweep.records))
+    directories = [write(tmp_path / f"{k}", Sweep(info, sweep.records[k::3], [])) for k in range(3)]
+    assert f"{8 * shards} of 24 runs" in make_report(directories[:shards], tmp_path / "part").text
+    assert "of 24 runs" not in make_report(directories, tmp_path / "whole").text
+
+
 def test_report_json_is_the_data_and_strict_json(full_report):
     def refuse(name):
         raise ValueError(name)
