@@ -5,6 +5,7 @@ graph, and the question that each answers:
 
 * `tracing`, `graph`: which operations make which arrays? (`equations`, `stand_ins`: which kernel?)
 * `constants`: which number is in a constant?
+* `equal_terms`: which sums are products with a number?
 * `kinds`, `views`, `uses`: what depends on what; how is a parameter used, along which `axes`?
 * `norms`: where is an array normalized?
 * `activations`, `paths`: on which paths does an array depend on earlier ones?

@@ -21,14 +21,14 @@ _MOST = 8  # terms of a sum that are compared: a stream is the sum of all of its
 class Multiple(NamedTuple):
     """A number times an array."""
 
-    count: float
+    number: float
     node: int
 
     def plus(self, other: Multiple) -> Multiple | None:
         """The sum, if both are of one array and have one sign; other differences stay."""
-        if self.node != other.node or self.count * other.count < 0:
+        if self.node != other.node or self.number * other.number < 0:
             return None
-        return Multiple(self.count + other.count, self.node)
+        return Multiple(self.number + other.number, self.node)
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ class EqualTerms:
         connection adds again is another reader of the stream.
         """
         added = self._multiple(b)
-        added = Multiple(sign * added.count, added.node)
+        added = Multiple(sign * added.number, added.node)
         made = self._joined(a, added, dtype, params)
         if made is None and sign > 0:
             made = self._joined(b, self._multiple(a), dtype, params)
@@ -105,9 +105,9 @@ class EqualTerms:
 
     def product(self, term: Multiple, dtype: Any, params: Mapping[str, Any]) -> int:
         """The node of a number times an array."""
-        if term.count == 1:
+        if term.number == 1:
             return term.node
-        inputs = (term.node, self.constant(np.asarray(term.count, dtype)))
+        inputs = (term.node, self.constant(np.asarray(term.number, dtype)))
         result = self.graph.add("mul", inputs, self.graph.nodes[term.node].shape, params)
         self._multiples[result] = term
         return result

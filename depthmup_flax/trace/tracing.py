@@ -295,7 +295,7 @@ class _Inliner(Interpreter[int]):
         params = {"callers": self.callers, "result": n}
         dtype = self.callers[-1].outvars[n].aval.dtype
         for term in terms:
-            several = Multiple(rounds * term.count, term.node)
+            several = Multiple(rounds * term.number, term.node)
             product = self.equal_terms.product(several, dtype, params)
             before = self.equal_terms.add(before, product, 1.0, dtype, params)
         return before
