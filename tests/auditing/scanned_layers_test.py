@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from depthmup_flax import audit
+from depthmup_flax import InputError, adamw, audit
 
 BATCH = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 BASE = (32, 4)
@@ -123,3 +123,29 @@ def test_a_branch_in_a_scan_without_its_multiplier_is_missing(style, terms):
 def test_what_every_layer_of_a_scan_adds_in_another_way_is_not_judged(style, grows, terms):
     result = audited(style, grows, layer=gated, terms=terms)
     assert "sum" in [one.name for one in result.not_judged], str(result)
+
+
+@pytest.mark.parametrize("grows", ["depth", "both"])
+@pytest.mark.parametrize("carry", [True, False])
+def test_what_is_accepted_is_said_and_does_not_count(grows, carry):
+    result = audited("jax", grows, layer=gated, carry=carry)
+    names = [finding.name for finding in (*result.findings, *result.not_judged)]
+    assert "sum" in names
+    assert ("readout_not_scaled" in names) == (grows == "both" and not carry)
+    assert len(result.corrections) > len(result.accept("sum").corrections)
+    for k in range(len(names)):
+        partly = result.accept(*names[:k])
+        assert not partly.ok
+        with pytest.raises(InputError, match=names[k]):
+            partly.require()
+        with pytest.raises(InputError, match=names[k]):
+            adamw(0.1, partly.info)
+    accepted = result
+    for name in names:
+        accepted = accepted.accept(name)
+    accepted.require()
+    assert accepted.verdict == "ok"
+    assert not accepted.corrections
+    assert str(accepted).count("accepted") == 1 + len(names)
+    assert "accepted" not in str(result)
+    adamw(0.1, accepted.info)
