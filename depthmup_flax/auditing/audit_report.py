@@ -35,6 +35,7 @@ class Finding:
     # What parameters may carry instead: the wanted factor over the one of the code, and where.
     factor: Factor | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
+    found: float | None = None  # the factor of the code
     # The same of each kind of branches.
     parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)
     source: str = ""  # where it is in the code, file.py:12
@@ -61,6 +62,8 @@ class Row:
     expected: float | None = None  # the same under the rule that the code's factors are of
     missing: tuple[str, ...] = ()  # names of findings
     carried: Factor = ONE  # what the parameter carries, see `ParamInfo`
+    # In the code and wanted, of what it carries, where that is not the factor of its branch.
+    of_carried: tuple[float, Factor] | None = None
     why_not: str = ""  # why there is no info
 
     @property
@@ -161,6 +164,8 @@ class Audit(HasInfo):
             text += ", or carried by a parameter"
         if self.record.alpha is not None:
             text += f"; the code is for alpha = {self.record.alpha:g}"
+            if close(self.width_ratio, self.depth_ratio):
+                text += ", or has that power of the width, as m = r"
         counted = (*self.certain, *self.not_judged)
         accepted = [finding for finding in counted if finding.name in self.accepted]
         if accepted:
@@ -358,13 +363,14 @@ def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
     """The line of equal layers, whose numbers tell them from others."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role_name
+    found, wanted = row.of_carried or (row.found, row.wanted)
     return (
         collapsed([row.path for row in rows], numbered),
         sizes([row.shape for row in rows]),
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
-        number(row.found) if row.wanted is not None else "-",
-        "-" if row.wanted is None else str(row.wanted),
+        "-" if wanted is None else number(found),
+        "-" if wanted is None else str(wanted),
         _carried(row),
         ", ".join(row.missing),
     )
