@@ -95,10 +95,25 @@ def _require_same_task(match: MatchedModels) -> None:
             if use.kind == LOOKUP and _reads_batch(match.facts, use):
                 axes = use.into
             elif use.kind == PRODUCT and path in match.facts.readouts:
-                axes = [axis for axis in use.out if match.ratio(path, axis) not in widths]
+                axes = [axis for axis in use.out if _is_other_output(match, path, axis, widths)]
             for axis in match.growing[path]:
                 if axis in axes:
                     raise InputError(_another_task(match, path, axis, widths))
+
+
+def _is_other_output(
+    match: MatchedModels,
+    path: str,
+    axis: int,
+    widths: Collection[float],
+) -> bool:
+    """Whether a size is that of the output, and grows as no width does, where widths are known."""
+    sizes = (match.model.shapes[path][axis], match.base_shapes[path][axis])
+    graphs = (match.model.graph, match.base.graph)
+    for size, graph in zip(sizes, graphs, strict=True):
+        if graph.nodes[graph.output].shape[-1:] != (size,):
+            return False
+    return bool(widths) and match.ratio(path, axis) not in widths
 
 
 def _reads_batch(facts: Traced, use: Use) -> bool:

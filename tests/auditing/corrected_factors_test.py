@@ -143,7 +143,9 @@ def test_another_number_of_classes_is_refused(size):
     assert audit(classifier(*size, 10), classifier(*BASE, 10), batch).ok
 
 
-@pytest.mark.parametrize(("x", "said", "unsaid"), [(jnp.zeros((2, 6)), "integers", "tuple"), ((1, 2), "tuple", "tokens")])
+@pytest.mark.parametrize(
+    ("x", "said", "unsaid"), [(jnp.zeros((2, 6)), "integers", "tuple"), ((1, 2), "tuple", "tokens")]
+)
 def test_the_hint_is_about_the_call_that_failed(x, said, unsaid):
     x = tuple(jnp.zeros((2, 6), int) for _ in x) if isinstance(x, tuple) else x
     with pytest.raises(InputError, match=said) as raised:

@@ -64,9 +64,7 @@ def of_nnx(width, depth, layer, terms, between, after):
 
         def __call__(self, x):
             p = {name: param[...] for name, param in self.ends.items()}
-            scanned = nnx.scan(
-                lambda h, one: layer(h, one.kernel[...]), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
-            )
+            scanned = nnx.scan(lambda h, one: layer(h, one.kernel[...]), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
             return ends(p, scanned(stem(p, x, terms, between), self.layers), x, after)
 
     return Network(nnx.Rngs(0))
