@@ -194,9 +194,7 @@ def _cause(comparison: Comparison, same: Sequence[Deviation]) -> str:
     """What was done, where the factors show it, else what is usual."""
     kind = same[0].kind
     if f"{NUMBER}/{BASE}" in [one.name for one in same]:
-        return (
-            "Cause: the base model of the run's audit is not that of the reference's: pass the tuned one to dm.audit."
-        )
+        return "Cause: the run's audit has another base than the reference's: pass the tuned network to dm.audit."
     if kind != NUMBER and any(math.isinf(one.factor) for one in same):
         return "Usual cause: numbers that overflow, in low precision, or a loss that is not finite."
     if kind in _OF_A_TENSOR and all(of_a_tensor(one.name) for one in same):

@@ -93,10 +93,7 @@ def test_an_optimizer_of_shapes_has_the_state_of_one_of_arrays(make, decay):
     model, base = network(16, 4), network(8, 2)
     audit = dm.audit(model, base, X)
     assert audit.ok, str(audit)
-    assert {leaf.offset for leaf in jax.tree.leaves(audit.info, is_leaf=lambda x: isinstance(x, dm.ParamInfo))} == {
-        0,
-        1,
-    }
+    assert {row.info.offset for row in audit.rows} == {0, 1}
     params = dm.rescale_init(model[1], base[1], audit)
     options = {} if make is dm.adamh else {"weight_decay": decay}
     optimizer = make(0.1, audit, **options)
