@@ -133,8 +133,9 @@ class Audit(HasInfo):
     @property
     def corrections(self) -> str:
         """What is missing and what was not judged, with the code to write; "" for ``ok``."""
-        remaining = map(self._remaining, (self.certain, self.not_judged))
-        return "\n\n".join("\n".join(lines) for lines in _listed(*remaining))
+        missing = self._remaining(self.certain)
+        not_judged = self._remaining(self.not_judged)
+        return "\n\n".join("\n".join(lines) for lines in _listed(missing, not_judged))
 
     @property
     def ok(self) -> bool:

@@ -77,8 +77,8 @@ def matched_models(model: Model, base: Model) -> MatchedModels:
     if facts.has_tokens or base_facts.has_tokens:
         base_growing = {base_path: match.growing[path] for path, base_path in pairs.items()}
         read, read_base = again
-        again_read = {"facts": read(match.growing), "base_facts": read_base(base_growing)}
-        match = dataclasses.replace(match, **again_read)
+        facts, base_facts = read(match.growing), read_base(base_growing)
+        match = dataclasses.replace(match, facts=facts, base_facts=base_facts)
     _require_same_task(match)
     return match
 
