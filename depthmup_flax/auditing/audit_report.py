@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -35,6 +35,7 @@ class Finding:
     # What parameters may carry instead: the wanted factor over the one of the code, and where.
     factor: Factor | None = dataclasses.field(default=None, repr=False)
     places: tuple[Place, ...] = dataclasses.field(default=(), repr=False)
+    found: float | None = None  # the factor of the code
     # The same of each kind of branches.
     parts: tuple[Finding, ...] = dataclasses.field(default=(), repr=False)
     source: str = ""  # where it is in the code, file.py:12
@@ -61,6 +62,8 @@ class Row:
     expected: float | None = None  # the same under the rule that the code's factors are of
     missing: tuple[str, ...] = ()  # names of findings
     carried: Factor = ONE  # what the parameter carries, see `ParamInfo`
+    # In the code and wanted, of what it carries, where that is not the factor of its branch.
+    of_carried: tuple[float, Factor] | None = None
     why_not: str = ""  # why there is no info
 
     @property
@@ -89,8 +92,7 @@ class Audit(HasInfo):
         all streams together.
       record: what the code has of a rule, such as ``record.alpha``, the exponent of its branches'
         multipliers; ``None``: it has none, and parameters carry them.
-      accepted: names of findings and of what was not judged with which optimizers take the info all
-        the same.
+      accepted: names of findings and of what was not judged that do not count, see `accept`.
     """
 
     rows: Sequence[Row]
@@ -113,11 +115,15 @@ class Audit(HasInfo):
         by parameters.
 
         ``missing``: some are neither. Else ``not judged``. Findings that are not ``certain``, as
-        they depend on the optimizer, do not count.
+        they depend on the optimizer, do not count, nor those that were accepted.
         """
-        if self.certain:
+        if self._remaining(self.certain):
             return "missing"
-        return "not judged" if self.not_judged else "ok"
+        return "not judged" if self._remaining(self.not_judged) else "ok"
+
+    def _remaining(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Those that were not accepted."""
+        return [finding for finding in findings if finding.name not in self.accepted]
 
     @property
     def certain(self) -> tuple[Finding, ...]:
@@ -127,7 +133,9 @@ class Audit(HasInfo):
     @property
     def corrections(self) -> str:
         """What is missing and what was not judged, with the code to write; "" for ``ok``."""
-        return "\n\n".join("\n".join(lines) for lines in _listed(self.certain, self.not_judged))
+        missing = self._remaining(self.certain)
+        not_judged = self._remaining(self.not_judged)
+        return "\n\n".join("\n".join(lines) for lines in _listed(missing, not_judged))
 
     @property
     def ok(self) -> bool:
@@ -145,10 +153,8 @@ class Audit(HasInfo):
     @property
     def _headline(self) -> str:
         """The verdict in one sentence."""
-        missing: dict[str, None] = {}
-        for finding in self.certain:
-            missing[f"{finding.name} ({summary(finding.paths)})"] = None
-        what = "; ".join(missing) or places(self.not_judged) or self._why_ok
+        missing = places(self._remaining(self.certain))
+        what = missing or places(self._remaining(self.not_judged)) or self._why_ok
         return f"{self.verdict}: {what}."
 
     @property
@@ -159,23 +165,25 @@ class Audit(HasInfo):
             text += ", or carried by a parameter"
         if self.record.alpha is not None:
             text += f"; the code is for alpha = {self.record.alpha:g}"
+            if close(self.width_ratio, self.depth_ratio):
+                text += ", or has that power of the width, as m = r"
+        counted = (*self.certain, *self.not_judged)
+        accepted = [finding for finding in counted if finding.name in self.accepted]
+        if accepted:
+            text = f"accepted: {places(accepted)}; else {text}"
         return text
 
     def accept(self, *names: str) -> Audit:
-        """The audit with an ``info`` that optimizers take although it is not ``ok``.
+        """The audit without what you answer for: ``ok``, if nothing else is missing or not judged.
 
         Args:
-          *names: of findings, and of what was not judged: all that remain.
+          *names: of findings, and of what was not judged.
         """
+        counted = {finding.name for finding in (*self.certain, *self.not_judged)}
         for name in names:
-            if name not in self._open:
-                raise InputError(f"accept has {name!r}: {did_you_mean(name, self._open)}")
-        return dataclasses.replace(self, accepted=frozenset(names))
-
-    @property
-    def _open(self) -> set[str]:
-        """The names of what is missing or was not judged."""
-        return {finding.name for finding in (*self.certain, *self.not_judged)}
+            if name not in counted:
+                raise InputError(f"accept has {name!r}: {did_you_mean(name, counted)}")
+        return dataclasses.replace(self, accepted=self.accepted.union(names))
 
     def under(self, rule: Parametrization) -> Audit:
         """The audit with the findings of one rule.
@@ -189,9 +197,12 @@ class Audit(HasInfo):
         for finding in self.findings:
             if finding.factor is None or not close(finding.factor.under(rule), 1.0):
                 findings.append(finding)
+        accepted = self.accepted
         for field, text in conflicts(self.record, rule):
-            findings.append(self._conflict(field, text))
-        return dataclasses.replace(self, findings=tuple(findings))
+            conflict = self._conflict(field, text)
+            findings.append(conflict)
+            accepted -= {conflict.name}  # no optimizer takes it
+        return dataclasses.replace(self, findings=tuple(findings), accepted=accepted)
 
     def _conflict(self, field: str, text: str) -> Finding:
         """A field of a rule, whose factors stand in the code with another number, as a finding."""
@@ -226,7 +237,7 @@ class Audit(HasInfo):
           InputError: a role could not be read.
         """
         self.require_roles()
-        problem = self._headline if self._open - self.accepted else ""
+        problem = "" if self.ok else self._headline
         record = dataclasses.replace(self.record, problem=problem)
         infos = [row.info and dataclasses.replace(row.info, audited=record) for row in self.rows]
         return jax.tree_util.tree_unflatten(self.structure, infos)
@@ -245,7 +256,7 @@ class Audit(HasInfo):
         """The verdict, a table, the findings, what was not judged, and notes."""
         parts: list[str | Table] = [*_wrapped(self._headline, ""), "", _table(self.rows)]
         parts += _wrapped(self._ratios, "")
-        for lines in _listed(self.findings, self.not_judged):
+        for lines in _listed(self.findings, self.not_judged, self.accepted):
             parts.append("\n".join(["", *lines]))
         for note in self.notes:
             sentences, *code = f"Note: {note}".split("\n")
@@ -305,24 +316,30 @@ def _table(rows: Sequence[Row]) -> Table:
     return Table([_COLUMNS[k] for k in shown], lines, alignment, ruled=True)
 
 
-def _listed(findings: Sequence[Finding], not_judged: Sequence[Finding]) -> list[list[str]]:
+def _listed(
+    findings: Sequence[Finding],
+    not_judged: Sequence[Finding],
+    accepted: Collection[str] = (),
+) -> list[list[str]]:
     """The lines of each finding, and of what was not judged, with what to write or do."""
     texts = []
     for n, finding in enumerate(findings, start=1):
-        what = _wrapped(f"{n}. {finding.name}: {finding.text}", "   ")
+        word = "accepted: " if finding.name in accepted else ""
+        what = _wrapped(f"{n}. {word}{finding.name}: {finding.text}", "   ")
         texts.append([*what, f"   write: {finding.code}"])
     for finding in not_judged:
-        what = _wrapped(f"?  not judged, {finding.place}: {finding.text}", "   ")
+        word = "accepted" if finding.name in accepted else "not judged"
+        what = _wrapped(f"?  {word}, {finding.place}: {finding.text}", "   ")
         texts.append([*what, *_wrapped(f"   do: {finding.code}", "   ")])
     return texts
 
 
-def places(not_judged: Sequence[Finding]) -> str:
-    """What was not judged, in one line."""
-    texts = []
-    for finding in not_judged:
+def places(findings: Sequence[Finding]) -> str:
+    """What is missing or was not judged, in one line."""
+    texts: dict[str, None] = {}
+    for finding in findings:
         where = f" ({summary(finding.paths)})" if finding.paths else ""
-        texts.append(f"{finding.place}{where}")
+        texts[f"{finding.place}{where}"] = None
     return "; ".join(texts)
 
 
@@ -347,13 +364,14 @@ def _cells(rows: Sequence[Row], numbered: bool) -> tuple[str, ...]:
     """The line of equal layers, whose numbers tell them from others."""
     row = rows[0]
     role = "?" if row.info is None else row.info.role_name
+    found, wanted = row.of_carried or (row.found, row.wanted)
     return (
         collapsed([row.path for row in rows], numbered),
         sizes([row.shape for row in rows]),
         role,
         "?" if math.isnan(row.uses) else f"{row.uses:g}",
-        number(row.found) if row.wanted is not None else "-",
-        "-" if row.wanted is None else str(row.wanted),
+        "-" if wanted is None else number(found),
+        "-" if wanted is None else str(wanted),
         _carried(row),
         ", ".join(row.missing),
     )

@@ -96,6 +96,7 @@ def _of_branches(
         text,
         code,
         factor=lacking(compared.branches_want[last], exact),
+        found=exact,
         places=tuple((branch.end, branch.node) for branch in branches),
     )
 
@@ -139,6 +140,7 @@ def shortcuts(compared: Comparison) -> list[Finding]:
                 f"{what} relative to the base model; the rule wants 1{also}.",
                 "h = shortcut(h) + rule.residual_multiplier(r) * y  # the multiplier on y alone",
                 factor=lacking(ONE, ratio),
+                found=ratio,
                 places=product_places(compared, paths, ratio) if is_projected else (),
             )
         )

@@ -28,10 +28,24 @@ class Load:
 
 
 @dataclasses.dataclass(frozen=True)
+class Correction:
+    """What a finding lacks, and the parameters that carry it."""
+
+    finding: Finding
+    paths: tuple[str, ...]
+
+    @property
+    def is_of_wrong_factor(self) -> bool:
+        """Whether the code has a factor that no rule wants, rather than none."""
+        return self.finding.factor is not None and self.finding.factor.constant != 1
+
+
+@dataclasses.dataclass(frozen=True)
 class CarriedFactors:
     """What parameters carry, and what nothing carries."""
 
     by_path: Mapping[str, Load]
+    corrections: Sequence[Correction]
     left: Sequence[Finding]  # the findings that remain
     multiplier: bool  # parameters carry the rule's a in the branches without multiplier
 
@@ -53,8 +67,9 @@ def carry_factors(
         rest = _behind_tables(loads, finding)
         if rest is not None:
             left += _not_carried(loads, rest)
+    corrections = tuple(loads.corrections)
     has_multiplier = bool(bare) and _carry(loads, _multiplier(bare))
-    return CarriedFactors(_by_path(loads), left, has_multiplier)
+    return CarriedFactors(_by_path(loads), corrections, left, has_multiplier)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,10 +83,17 @@ class _Loads:
     of_tables: list[tuple[Carriers, Factor]] = dataclasses.field(default_factory=list)
     # Name of a finding -> the places whose factor is carried.
     places: dict[str, set[Place]] = dataclasses.field(default_factory=dict)
+    corrections: list[Correction] = dataclasses.field(default_factory=list)
 
     def fits(self, carriers: Carriers) -> bool:
         """Whether no parameter has another offset where it carries something else."""
         return all(self.offsets.get(path, offset) == offset for path, offset in carriers.items())
+
+    def path(self, name: str) -> str:
+        """The parameter that a name is of, or one of its slices."""
+        if name in self.facts.uses or self.search.slices is None:
+            return name
+        return self.search.slices.slices[name][0]
 
     def add(self, carriers: Carriers, factor: Factor) -> None:
         """Multiplies what these parameters carry."""
@@ -107,6 +129,8 @@ def _carry(loads: _Loads, finding: Finding) -> bool:
         loads.of_tables.extend(solution)
     for carriers, factor in solution:
         loads.add(carriers, factor)
+    paths = dict.fromkeys(loads.path(name) for carriers, _ in solution for name in carriers)
+    loads.corrections.append(Correction(finding, tuple(paths)))
     carried.update(finding.places)
     return True
 

@@ -127,13 +127,22 @@ def _traced(
         message = lines[0] if lines else ""
         raise InputError(
             f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: "
-            f"{message}. The parts of a tuple are the model's arguments; audit passes keyword "
-            "arguments on."
+            f"{message.rstrip('.')}. {_hint(error, inputs)}"
         ) from error
     shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
     initial = _initial(model, adapter, inputs, kwargs, params)
     others = _other_variables(state, graph) if adapter and adapter.library == "nnx" else {}
     return Model(leaves, structure, shapes, graph, others, initial)
+
+
+def _hint(error: Exception, inputs: ArrayTree) -> str:
+    """What to write instead of a call that failed."""
+    if "argument" in str(error):
+        return "The parts of a tuple are the model's arguments; audit passes keyword arguments on."
+    hint = "x must be what the model is called with in training"
+    if any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(inputs)):
+        hint += ": tokens are integers, such as jnp.zeros((1, 64), int)"
+    return f"{hint}."
 
 
 def _adapter(model: Any, argument: str) -> Adapter | None:

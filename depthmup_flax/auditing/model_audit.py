@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from depthmup_flax.auditing.audit_report import Audit, Finding
 from depthmup_flax.auditing.branch_factors import BranchFactors, branch_factors
-from depthmup_flax.auditing.carriers import CarriedFactors, carry_factors
+from depthmup_flax.auditing.carriers import CarriedFactors, Correction, carry_factors
 from depthmup_flax.auditing.comparison import (
     Comparison,
     as_readouts,
@@ -96,7 +96,8 @@ def audit(
         `rescale_init` and the optimizers then apply them. ``False`` wants all of them in the code.
       evaluate: whether an audit that is ok computes the outputs of a small network, to see that no
         factor was overlooked; ``False`` trusts the traces.
-      in_code: rules, beside the presets, whose factors the code may have: one with ``alpha=0.75``.
+      in_code: rules, beside the presets, whose factors the code may have: one with ``alpha=0.75``,
+        or with a ``gamma0_width_exponent``, such as ``ntk``.
       known: name of a kernel, foreign call, callback or function (under ``jit`` or with a
         derivative of its own) -> a function of the same arrays in ``jax.numpy``, which is read in
         its place.
@@ -112,7 +113,9 @@ def audit(
     models = _traced_models(model, base, x, output, known or {}, kwargs)
     match = matched_models(*models)
     _require_matches(overrides, match)
-    rules = [*PRESETS.values(), *in_code]
+    # A power of the width beside 1/m, as of 1/sqrt(D), is a rule's only if the user names that rule.
+    rules = [rule for rule in PRESETS.values() if not rule.gamma0_width_exponent]
+    rules += in_code
     depth = _depth_in_code(match, rules, depth_ratio)
     roles = parameter_roles(depth.match, depth.ratios, overrides)
     compared = _compared(depth, roles, rules)
@@ -128,7 +131,7 @@ def audit(
         has_multiplier=_has_multiplier(compared, carried),
     )
     infos = _with_loads(compared.infos, carried)
-    verdict = _verdict(compared, infos, roles, carried.left, record, scaled)
+    verdict = _verdict(compared, infos, roles, carried.left, record, scaled, carried.corrections)
     return _evaluated(verdict, compared, carried) if evaluate else verdict
 
 
@@ -324,17 +327,18 @@ def _verdict(
     findings: Sequence[Finding],
     record: AuditRecord,
     axes: Collection[str],
+    corrections: Sequence[Correction] = (),
 ) -> Audit:
     """What is lacking, what was not judged, and what else to know."""
     match = compared.match
     same_paths = {path: path for path in match.pairs}
     m = width_ratio(match.model.shapes, match.base_shapes, same_paths, match.layers)
-    rows = parameter_rows(compared, infos, roles.unread, findings)
+    rows = parameter_rows(compared, infos, roles.unread, findings, corrections)
     return Audit(
         rows.all,
         tuple(findings),
         tuple(not_judged(compared, rows, roles.unread, axes, m)),
-        tuple(notes(compared, rows, axes, m)),
+        tuple(notes(compared, rows, axes, m, corrections)),
         m,
         compared.r,
         match.model.structure,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import jax.numpy as jnp
 
 from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.audit_report import Row, summary
+from depthmup_flax.auditing.carriers import Correction
 from depthmup_flax.auditing.comparison import Comparison
 from depthmup_flax.auditing.parameter_rows import ParameterRows
 from depthmup_flax.auditing.relative_factors import close
@@ -16,9 +17,16 @@ from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.uses import LOOKUP
 
 
-def notes(compared: Comparison, rows: ParameterRows, axes: Collection[str], m: float) -> list[str]:
+def notes(
+    compared: Comparison,
+    rows: ParameterRows,
+    axes: Collection[str],
+    m: float,
+    corrections: Sequence[Correction],
+) -> list[str]:
     """All notes. A line of code after a sentence begins with ``write:``."""
     return [
+        *_corrected(corrections),
         *_equal_sizes(compared, axes, m),
         *_branches(compared),
         *_few_features(rows),
@@ -27,6 +35,18 @@ def notes(compared: Comparison, rows: ParameterRows, axes: Collection[str], m: f
         *_narrower(compared),
         *_initial_scale(rows, compared.facts),
     ]
+
+
+def _corrected(corrections: Sequence[Correction]) -> Iterator[str]:
+    """Wrong factors of the code that parameters undo."""
+    for correction in corrections:
+        if correction.is_of_wrong_factor:
+            finding = correction.finding
+            yield (
+                f"{finding.name}: {finding.text} It is undone: the rest is carried by "
+                f"{summary(correction.paths)}, so the rule holds. Keep both, or\n"
+                f"write: {finding.code}"
+            )
 
 
 def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Iterator[str]:

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from depthmup_flax.auditing.audit_report import Finding, Row
+from depthmup_flax.auditing.carriers import Correction
 from depthmup_flax.auditing.comparison import Comparison
 from depthmup_flax.auditing.counterparts import Layers, Shapes
 from depthmup_flax.auditing.matching import MatchedModels
-from depthmup_flax.rule.factor import ONE
+from depthmup_flax.auditing.relative_factors import close
+from depthmup_flax.rule.factor import ONE, Factor
 from depthmup_flax.rule.parametrization import ParamInfo
 from depthmup_flax.trace.facts import Traced
 from depthmup_flax.util.groups import series
@@ -31,15 +33,21 @@ def parameter_rows(
     infos: Mapping[str, ParamInfo],
     unread: Mapping[str, str],
     findings: Sequence[Finding],
+    corrections: Sequence[Correction],
 ) -> ParameterRows:
     """One row for each parameter; ``unread``: path -> why its role was not read.
 
-    ``infos`` say what parameters carry, those of ``compared`` do not.
+    ``infos`` say what parameters carry, those of ``compared`` do not; ``corrections`` why.
     """
+    of_path: dict[str, list[Finding]] = {}
+    for correction in corrections:
+        for path in correction.paths:
+            of_path.setdefault(path, []).append(correction.finding)
     rows = []
     for path in compared.match.model.leaves:
         why_not = unread.get(path, "")
-        rows.append(_row(compared, path, infos.get(path), why_not, findings))
+        row = _row(compared, path, infos.get(path), why_not, findings)
+        rows.append(dataclasses.replace(row, of_carried=_of_carried(row, of_path.get(path, ()))))
     count, base_count = _numbers_of_layers(compared.match)
     on_stream = []
     for row in rows:
@@ -69,6 +77,18 @@ def _row(
         carried=ONE if info is None else info.carried,
         why_not=why_not,
     )
+
+
+def _of_carried(row: Row, findings: Sequence[Finding]) -> tuple[float, Factor] | None:
+    """`Row.of_carried`: of the one finding that a parameter carries for."""
+    if len(findings) != 1:
+        return None
+    (finding,) = findings
+    if not finding.found or finding.factor is None:
+        return None
+    wanted = finding.factor.over(1 / finding.found)
+    is_of_place = row.wanted is not None and close(row.found, finding.found)
+    return None if is_of_place and str(row.wanted) == str(wanted) else (finding.found, wanted)
 
 
 def _numbers_of_layers(match: MatchedModels) -> tuple[Counter[str], Counter[str]]:

@@ -56,12 +56,16 @@ def _readout(
     is_too_small = (factor < float(wanted.under(compared.rule))) == (m > 1)
     text = f"the product with {path} is multiplied by {number(factor)}; the rule wants {wanted}"
     text += ": remove its other factors that depend on the width." if is_too_small else "."
+    if close(factor, m**-0.5):
+        text += " The code divides by sqrt(width), which only a rule with "
+        text += "gamma0_width_exponent=-0.5 wants: if yours is one, pass in_code=[rule]."
     return Finding(
         TWICE if is_too_small else NOT_SCALED,
         (path,),
         text,
         f"logits = logits * rule.readout_multiplier(m)  # m = width / base_width, here {m:g}",
         factor=lacking(wanted, factor),
+        found=factor,
         places=product_places(compared, [path], factor),
     )
 
@@ -80,6 +84,7 @@ def _output(compared: Comparison) -> list[Finding]:
         text,
         "y = y.mean(-1)  # or y.sum(-1) / m, m = width / base_width",
         factor=lacking(ONE, factor),
+        found=factor,
         places=((compared.match.model.graph.output, -1),),
     )
     return [finding]
@@ -127,6 +132,7 @@ def _embedding(compared: Comparison, path: str, info: ParamInfo, factor: float) 
         f"{path} is multiplied by {number(factor)} relative to the base model; the rule wants 1.",
         code,
         factor=lacking(ONE, factor),
+        found=factor,
         places=start_places(compared, path),
     )
 
@@ -206,6 +212,7 @@ def _scaled_hidden(compared: Comparison, paths: tuple[str, ...], factor: float) 
         text,
         "y = x @ kernel  # no factor",
         factor=lacking(ONE, factor),
+        found=factor,
         places=product_places(compared, paths, factor),
     )
 
@@ -240,5 +247,6 @@ def _scores(alike: Sequence[ScoreFactors]) -> Finding:
         f"{d} and {base_d} there.",
         f"scores = rule.attention_scale({d}, {base_d}) * q @ k.T  # head_dim, base_head_dim",
         factor=lacking(wanted, factor),
+        found=factor,
         places=tuple((scores.product.node, -1) for scores in alike),
     )

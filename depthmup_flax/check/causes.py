@@ -88,7 +88,7 @@ def audit_of_largest(axis: str, networks: Sequence[SizedNetwork], rule: Parametr
         source.model,
         source.base if knows_base else base_source.model,
         source.x,
-        in_code=(rule,) if rule.alpha > 0 else (),
+        in_code=(rule,),
         depth_ratio=_depth_ratio(network.info, base_info) if axis == "depth" else None,
         output=source.output,
         axes=axis,

@@ -38,6 +38,7 @@ from depthmup_flax.rule.direction_states import (
 )
 from depthmup_flax.rule.info_trees import (
     flatten_info,
+    has_no_value,
     is_info,
     map_info,
     named_geometries,
@@ -372,7 +373,7 @@ def require_norms(info: InfoTree, params: ArrayTree, kinds: Mapping[str, Geometr
     def require(path: str, leaf: ParamInfo, array: Any) -> None:
         if kinds[path] is not Geometry.NORM_MATCHED or leaf.role is not Role.HIDDEN:
             return
-        if isinstance(array, jax.core.Tracer) or not hasattr(array, "dtype"):
+        if has_no_value(array) or not hasattr(array, "dtype"):
             return
         if not jnp.all(norms(leaf, array)):
             raise InputError(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from depthmup_flax.rule.direction_traits import described, norms, require_norms
-from depthmup_flax.rule.info_trees import flatten_info, info_of, map_info
+from depthmup_flax.rule.info_trees import flatten_info, has_no_value, info_of, map_info
 from depthmup_flax.rule.muon import Place, by_role, geometry_by_role, orthogonal_direction, require_matrices
 from depthmup_flax.rule.optimizer import ScalarOrSchedule, depthmup, require_ranges
 from depthmup_flax.rule.parametrization import PRESETS, Geometry, Parametrization, ParamInfo, Role
@@ -127,7 +127,7 @@ def _kept_norms(info: InfoTree, rule: Parametrization) -> optax.GradientTransfor
     all_matched = dict.fromkeys(flatten_info(info), Geometry.NORM_MATCHED)
 
     def uncarried(_: str, leaf: ParamInfo, param: jax.Array) -> jax.Array:
-        return leaf.uncarried(param, rule)
+        return param if has_no_value(param) else leaf.uncarried(param, rule)
 
     def init(params: ArrayTree) -> optax.EmptyState:
         require_norms(info, map_info(uncarried, info, params), all_matched)

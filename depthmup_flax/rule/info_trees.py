@@ -357,7 +357,12 @@ def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -
 
 
 def _is_traced(tree: ArrayTree) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return any(map(has_no_value, jax.tree.leaves(tree)))
+
+
+def has_no_value(array: Any) -> bool:
+    """Whether an array is traced, or a shape alone."""
+    return isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct))
 
 
 @functools.cache

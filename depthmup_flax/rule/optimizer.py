@@ -300,7 +300,13 @@ def _seeing(
     def seen(params: ArrayTree) -> ArrayTree:
         if params is None:
             return None
-        return map_info(lambda _, leaf, x: values(leaf, x).astype(x.dtype) if leaf.carries else x, info, params)
+
+        def of_leaf(_: str, leaf: ParamInfo, x: Any) -> Any:
+            if not leaf.carries or isinstance(x, jax.ShapeDtypeStruct):
+                return x
+            return values(leaf, x).astype(x.dtype)
+
+        return map_info(of_leaf, info, params)
 
     def update(updates: ArrayTree, state: ArrayTree, params: ArrayTree = None, **extra_args: Any) -> Any:
         return inner_update(updates, state, seen(params), **extra_args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from depthmup_flax.rule.info_trees import info_of
+from depthmup_flax.rule.info_trees import audit_of, info_of
 from depthmup_flax.rule.measures import measures
 from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError, require_number, shown
 from depthmup_flax.util.types import ArrayTree, InfoTree
 
 LOSS, STEP, NUMBERS = "loss", "step", "numbers"
+BASE = "base_parameters"  # the number that tells whether two audits have one base model
 STEPS = tuple(2**i for i in range(8))  # 1, 2, 4, ..., 128
 
 
@@ -67,6 +69,9 @@ def record_course(
         names = jax.eval_shape(measured, params, params, params, state)
         bits = [jnp.finfo(x.dtype).bits for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         shared = {"parameter_bits": min(bits, default=0), **numbers}
+        audit = audit_of(info)
+        if audit is not None and audit.base:
+            shared[BASE] = sum(map(math.prod, audit.base.values()))
         return RecordedState(
             inner=state,
             step=jnp.zeros((), jnp.int32),

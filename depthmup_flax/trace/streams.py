@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from depthmup_flax.trace.graph import INPUT, Graph, rounds
+from depthmup_flax.trace.graph import INPUT, Graph, Loop, rounds
 from depthmup_flax.trace.paths import Paths, positions
 from depthmup_flax.trace.residual_sums import ResidualSum, SumFinder
 from depthmup_flax.util.primitives import CARRIES
@@ -207,20 +207,34 @@ def _unread_sums(
     avoid: Sequence[int],
 ) -> tuple[float, int]:
     """`Streams.unread_sums`: of gates, of stacked arrays, or of the stream's first value."""
-    count = [0.0] * len(graph.nodes)
+    counts: list[Sequence[float]] = [(0.0,)] * len(graph.nodes)
     most = 0.0
     last = -1
     for i, node in enumerate(graph.nodes):
         reads = paths.activations.reads(i)
         if not paths.needed[i] or not reads or i in paths.products or node.op not in CARRIES:
             continue
-        before = [count[j] * rounds(graph.nodes[j].loops[len(node.loops) :]) for j in reads]
-        count[i] = max(before)
+        before = [_by_loop(counts[j], graph.nodes[j].loops, node.loops) for j in reads]
+        count = max(before, key=lambda numbers: _by_loop(numbers, node.loops, ()))
         if i not in sums and avoid[i] == -1 and _adds_learned(paths, i):
-            count[i] += 1
-            most, last = max((most, last), (count[i], i))
-        most = max(most, count[i])
+            count[-1] += 1
+            most, last = max((most, last), (sum(count), i))
+        most = max(most, sum(count))
+        counts[i] = count
     return most, last
+
+
+def _by_loop(numbers: Sequence[float], loops: Sequence[Loop], here: Sequence[Loop]) -> list[float]:
+    """Numbers of sums outside of loops, and in one round of each, for a node that is in ``here``.
+
+    A loop that has ended counts with all its rounds; what it starts from counts once.
+    """
+    result = list(numbers)
+    while len(result) > len(here) + 1:
+        of_loop = result.pop()
+        if of_loop:  # of a ``while``, the number of rounds is unknown
+            result[-1] += of_loop * rounds([loops[len(result) - 1]])
+    return result + [0.0] * (len(here) + 1 - len(result))
 
 
 def _adds_learned(paths: Paths, i: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from depthmup_flax.rule.measures import GRADIENT, LARGEST, PARAMETER, RELATIVE, RULE, SMALLEST, UPDATE
-from depthmup_flax.rule.recorded import LOSS, STEP
+from depthmup_flax.rule.recorded import BASE, LOSS, STEP
 from depthmup_flax.util.errors import listed
 from depthmup_flax.util.table import Table
 
@@ -46,7 +46,8 @@ _CAUSES = {
     UPDATE: "base sizes of the audit that are not the reference's, or parameters without their factor",
     RELATIVE: "the learning rate or its schedule; a frozen parameter where it is near 0",
     GRADIENT: "a multiplier of a branch or the readout, the initial values, the loss or the data",
-    PARAMETER: "initial values that were not rescaled (dm.rescale_init), or another initializer",
+    PARAMETER: "initial values that were not rescaled (dm.rescale_init), another initializer, or an audit's base that "
+    "is not the reference's",
     LOSS: "other labels or data than the reference's, or parameters that do not train",
 }
 _FROZEN = "frozen, or of low precision"
@@ -192,6 +193,8 @@ def _what(comparison: Comparison, same: Sequence[Deviation]) -> str:
 def _cause(comparison: Comparison, same: Sequence[Deviation]) -> str:
     """What was done, where the factors show it, else what is usual."""
     kind = same[0].kind
+    if f"{NUMBER}/{BASE}" in [one.name for one in same]:
+        return "Cause: the run's audit has another base than the reference's: pass the tuned network to dm.audit."
     if kind != NUMBER and any(math.isinf(one.factor) for one in same):
         return "Usual cause: numbers that overflow, in low precision, or a loss that is not finite."
     if kind in _OF_A_TENSOR and all(of_a_tensor(one.name) for one in same):

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from depthmup_flax.config.fields import get_field
 from depthmup_flax.config.rescaling import rescale_target, tuned_hyperparameters
 from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, RULE, UPDATE
-from depthmup_flax.rule.recorded import LOSS, NUMBERS, STEP, recorded_columns
+from depthmup_flax.rule.recorded import BASE, LOSS, NUMBERS, STEP, recorded_columns
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of, of_a_tensor
@@ -65,7 +65,7 @@ def compare_runs(reference: Source, run: Source) -> Comparison:
     if not (STEP in theirs["columns"] and STEP in ours["columns"]):
         raise InputError(f"a mapping has no column {STEP!r}: name the steps of its rows, counted from 1.")
     numbers, own_numbers = (x.get(NUMBERS, {}) for x in (theirs, ours))
-    if (one_sided := sorted(numbers.keys() ^ own_numbers.keys())) and numbers and own_numbers:
+    if (one_sided := sorted((numbers.keys() ^ own_numbers.keys()) - {BASE})) and numbers and own_numbers:
         raise InputError(f"{one_sided[0]} is a number of one run alone: give it to dm.record_course of both, or none.")
     shared = {name: (numbers[name], value) for name, value in own_numbers.items() if name in numbers}
     return _joined(theirs["columns"], ours["columns"], shared)

@@ -5,6 +5,7 @@ import pathlib
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 from processes import Process
 
@@ -69,3 +70,44 @@ def verdicts():
 def test_an_audit_of_shapes_makes_no_array(tmp_path):
     process = Process(pathlib.Path(tmp_path, "log"), verdicts)
     assert process.wait() == 0, process.text()
+
+
+@pytest.mark.parametrize("make", [dm.adamw, dm.sgd, dm.muon, dm.adamh], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_an_optimizer_of_shapes_has_the_state_of_one_of_arrays(make, decay):
+    """Of parameters that carry factors, of a norm with an offset, too."""
+
+    def network(width, depth):
+        def apply(p, x):
+            h = x @ p["stem"]
+            for k in range(depth):
+                y = jnp.tanh(h @ p[f"block{k}"])
+                h = h + y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True) + 1e-6) * (1 + p[f"scale{k}"])
+            return h @ p["head"]
+
+        drawn = lambda *shape: jax.random.normal(jax.random.key(0), shape) / shape[0] ** 0.5
+        blocks = {f"block{k}": drawn(width, width) for k in range(depth)}
+        scales = {f"scale{k}": jnp.zeros(width) for k in range(depth)}
+        return apply, {"stem": drawn(5, width), "head": drawn(width, 3), **blocks, **scales}
+
+    model, base = network(16, 4), network(8, 2)
+    audit = dm.audit(model, base, X)
+    assert audit.ok, str(audit)
+    assert {row.info.offset for row in audit.rows} == {0, 1}
+    params = dm.rescale_init(model[1], base[1], audit)
+    options = {} if make is dm.adamh else {"weight_decay": decay}
+    optimizer = make(0.1, audit, **options)
+    shapes = jax.eval_shape(lambda p: p, params)
+    of_shapes = jax.eval_shape(lambda: optimizer.init(shapes))
+    of_arrays = jax.eval_shape(lambda x: x, optimizer.init(params))
+    assert jax.tree.structure(of_shapes) == jax.tree.structure(of_arrays)
+    assert [x.shape for x in jax.tree.leaves(of_shapes)] == [x.shape for x in jax.tree.leaves(of_arrays)]
+
+
+def test_an_abstract_nnx_optimizer_is_that_of_the_model():
+    audit = dm.audit(NnxNet(16, 4, nnx.Rngs(0)), NnxNet(8, 2, nnx.Rngs(0)), X)
+    make = lambda model: nnx.Optimizer(model, dm.adamw(0.1, audit), wrt=nnx.Param)
+    abstract = nnx.eval_shape(lambda: make(abstract_nnx(16, 4)))
+    concrete = nnx.eval_shape(lambda: make(NnxNet(16, 4, nnx.Rngs(0))))
+    shapes = lambda optimizer: jax.tree.map(jnp.shape, nnx.state(optimizer))
+    assert shapes(abstract) == shapes(concrete)

@@ -284,10 +284,10 @@ def test_an_optimizer_and_numbers_of_a_course_are_what_they_must_be(numbers):
         dm.record_course("adam", info)
 
 
-def plain_run(width, depth, optimizer_of, steps=3, **numbers):
+def plain_run(width, depth, optimizer_of, steps=3, base_size=(8, 2), **numbers):
     """The optimizer of a loop of plain NNX after some steps."""
     build = lambda width, depth: NetOfStacks(width, depth, nnx.Rngs(0))
-    model, base, x = build(width, depth), build(8, 2), jnp.ones((4, 6))
+    model, base, x = build(width, depth), build(*base_size), jnp.ones((4, 6))
     info = dm.audit(model, base, x).info
     nnx.update(model, dm.rescale_init(model, base, info))
     optimizer = nnx.Optimizer(model, dm.record_course(optimizer_of(info), info, **numbers), wrt=nnx.Param)
@@ -327,6 +327,10 @@ def test_a_loop_of_plain_nnx_is_compared_by_its_optimizers_states_and_files(tmp_
     assert "plain optax" in forgotten.sentence
     smaller = dm.compare_runs(base.opt_state, plain_run(32, 4, right, batch_size=2).opt_state)
     assert [one.name for one in smaller.deviations] == ["number/batch_size"]
+    for size in ((4, 2), (8, 4), (16, 2)):
+        other = dm.compare_runs(base.opt_state, plain_run(32, 4, right, base_size=size, batch_size=4).opt_state)
+        assert other.deviations[0].name == "number/base_parameters"
+        assert "base" in other.sentence.partition("Cause")[2]
     with pytest.raises(dm.InputError, match="record_course"):
         dm.save_course(tmp_path, optax.adam(1e-3).init({}))
     with pytest.raises(dm.InputError, match="opt_state"):  # swapped
