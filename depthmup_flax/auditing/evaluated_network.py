@@ -133,15 +133,17 @@ def _wanted(
 def _is_step(compared: Comparison, each: CodeNumber) -> bool:
     """Whether a branch evaluates itself at a point between, as Heun's method does.
 
-    What is added to the stream there has the branch's factor, and is no residual sum.
+    What is added to the stream there has the branch's factor, and is no residual sum. A sum in whose place a product
+    is read (`depthmup_flax.trace.equal_terms`) is none.
     """
     ratio = each.number / each.base
     if not any(close(ratio, wanted) for wanted in compared.wanted.values()):
         return False
     sums = compared.facts.reading.streams.sums
     stream = {residual.shortcut for residual in sums}
+    needed = compared.facts.graph.needed()
     for i, node in enumerate(compared.facts.graph.nodes):
-        is_added = node.op in SUMS and each.node in node.inputs
+        is_added = needed[i] and node.op in SUMS and each.node in node.inputs
         if is_added and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
             return True
     return False

@@ -225,7 +225,8 @@ class _Inliner(Interpreter[int]):
             # The state that a recurrent network starts from is read by no weight.
             return [self.constant(np.broadcast_to(np.float32(0), shapes[0]))]
         if name in SUMS and value is None:
-            return [self._sum(*inputs, -1.0 if name == "sub" else 1.0)]
+            a, b = inputs
+            return [self._sum(a, b, -1.0 if name == "sub" else 1.0)]
         params = {**eqn.params, "callers": self.callers}
         results = []
         for n, shape in enumerate(shapes):
@@ -285,7 +286,12 @@ class _Inliner(Interpreter[int]):
     def _sum(self, a: int, b: int, sign: float = 1.0) -> int:
         """The sum or difference of two arrays, as the current equation has it."""
         params = {"callers": self.callers, "result": 0}
-        return self.equal_terms.add(a, b, sign, self.callers[-1].outvars[0].aval.dtype, params)
+        return self.equal_terms.add(a, b, sign, self._dtype(0), params)
+
+    def _dtype(self, n: int) -> Any:
+        """The type of a result of the current equation."""
+        aval: Any = self.callers[-1].outvars[n].aval
+        return aval.dtype
 
     def _added_in_rounds(self, n: int, before: int, start: int, end: int, rounds: float) -> int:
         """The n-th array of a loop at last: what was before, if each round adds the same."""
@@ -293,7 +299,7 @@ class _Inliner(Interpreter[int]):
         if terms is None or not math.isfinite(rounds):
             return end
         params = {"callers": self.callers, "result": n}
-        dtype = self.callers[-1].outvars[n].aval.dtype
+        dtype = self._dtype(n)
         for term in terms:
             several = Multiple(rounds * term.number, term.node)
             product = self.equal_terms.product(several, dtype, params)
