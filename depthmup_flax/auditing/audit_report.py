@@ -182,7 +182,8 @@ class Audit(HasInfo):
         counted = {finding.name for finding in (*self.certain, *self.not_judged)}
         for name in names:
             if name not in counted:
-                raise InputError(f"accept has {name!r}: {did_you_mean(name, counted)}")
+                meant = did_you_mean(name, counted) if counted else "the audit is ok, and accepts nothing."
+                raise InputError(f"accept has {name!r}: {meant}")
         return dataclasses.replace(self, accepted=self.accepted.union(names))
 
     def under(self, rule: Parametrization) -> Audit:
