@@ -1,0 +1,75 @@
+"""Cycles of kernels that the TPU compiler does not see into, from the instructions that it dumps of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+
+from benchmarks.gpu.hlo import parse
+
+FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles --xla_jf_dump_to="
+_BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?P<label>[A-Z]{2})?\s*:\s*(?P<depth>>*)\s*\{(?P<empty>\})?")
+_EXIT = re.compile(r"(\d+) /\* loop exit test")
+# The grid's loop has two steps more than the grid, as it loads before and stores after a step; they skip the body.
+_LOAD_AND_STORE = 2
+
+
+@dataclasses.dataclass
+class _Loop:
+    """A loop of a kernel: its own bundles, without those of loops inside it."""
+
+    outer: _Loop | None = None
+    bundles: int = 0
+    trips: int = 1
+
+    def times(self, inside: bool = False) -> int:
+        """How often the loop's bundles run; with ``inside``, the bundles of a loop in it, without its own trips."""
+        if self.outer is None:
+            return 1
+        is_grid = self.outer.outer is None
+        trips = self.trips - _LOAD_AND_STORE if inside and is_grid else self.trips
+        return trips * self.outer.times(inside=True)
+
+
+def bundle_cycles(text: str) -> int:
+    """The bundles that a kernel runs, one a cycle: each of its listing times the trips of the loops around it.
+
+    Both ways of a condition count, and no wait for memory does. Raises ValueError if a loop's trips are not stated.
+    """
+    return sum(loop.bundles * loop.times() for loop in _loops(text))
+
+
+def _loops(text: str) -> list[_Loop]:
+    found = [_Loop()]
+    latest = {0: found[0]}  # depth -> the last loop that began there
+    current = found[0]
+    for line in text.splitlines():
+        if (bundle := _BUNDLE.match(line)) is None:
+            continue
+        depth = len(bundle["depth"])
+        if bundle["label"] == "LB":
+            latest[depth] = _Loop(latest[depth - 1], trips=0)
+            found.append(latest[depth])
+        if not bundle["empty"]:  # of an empty bundle the depth is not listed
+            current = latest[depth]
+        current.bundles += 1
+        if test := _EXIT.search(line):
+            current.trips = int(test[1])
+    if any(loop.trips == 0 for loop in found):
+        raise ValueError("a kernel has a loop whose number of trips the compiler's dump does not state")
+    return found
+
+
+def kernels(program: str, dump: pathlib.Path) -> dict[str, list[int]]:
+    """The kernels of a compiled program -> how often it runs them and the cycles of one run each; see `FLAGS`.
+
+    Equal kernels that the compiler placed differently are listed apart.
+    """
+    listed: dict[str, list[int]] = {}
+    for instruction, _, times in parse(program).executed():
+        if 'custom_call_target="tpu_custom_call"' in instruction.attributes:
+            name = instruction.name
+            files = [path for path in dump.glob(f"*-{name}-*final_bundles.txt") if "schedule-analysis" not in path.name]
+            listed[name] = [times, bundle_cycles(files[-1].read_text())]
+    return listed
