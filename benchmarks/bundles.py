@@ -10,7 +10,7 @@ from benchmarks.gpu.hlo import parse
 
 FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles --xla_jf_dump_to="
 _BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?P<label>[A-Z]{2})?\s*:\s*(?P<depth>>*)\s*\{(?P<empty>\})?")
-_EXIT = re.compile(r"(\d+) /\* loop exit test")
+_EXIT = re.compile(r"scmp\.\w+\.s32\.totalorder (?P<counter>%\w+), (?P<end>\d+) /\* loop exit test")
 # The grid's loop has two steps more than the grid, as it loads before and stores after a step; they skip the body.
 _LOAD_AND_STORE = 2
 
@@ -44,6 +44,7 @@ def _loops(text: str) -> list[_Loop]:
     found = [_Loop()]
     latest = {0: found[0]}  # depth -> the last loop that began there
     current = found[0]
+    steps = dict[str, str](re.findall(r"(%\w+) = sadd\.s32 (\d+), %", text))  # of counters, which start at 0
     for line in text.splitlines():
         if (bundle := _BUNDLE.match(line)) is None:
             continue
@@ -55,7 +56,7 @@ def _loops(text: str) -> list[_Loop]:
             current = latest[depth]
         current.bundles += 1
         if test := _EXIT.search(line):
-            current.trips = int(test[1])
+            current.trips = -(-int(test["end"]) // int(steps[test["counter"]]))
     if any(loop.trips == 0 for loop in found):
         raise ValueError("a kernel has a loop whose number of trips the compiler's dump does not state")
     return found

@@ -1,7 +1,7 @@
 """Estimates steps on TPUs that are absent: python -m benchmarks.tpu [PART OF A CELL'S NAME ...]
 
-A cell is a network, of this package or in plain Flax, on four chips of a v5e. Its seconds are the compiler's cycles, and
-for kernels, which the compiler does not see into, the bundles that it schedules for them (`benchmarks.bundles`).
+A cell is a network, of this package or in plain Flax, on four chips of a v5e. Its seconds are the compiler's cycles,
+and for kernels, which the compiler does not see into, the bundles that it schedules for them (`benchmarks.bundles`).
 Results are written into benchmarks/results/tpu-v5e.json; delete a cell there to compile it again. It needs
 pip install ".[plan]", and minutes of a CPU for each cell.
 """

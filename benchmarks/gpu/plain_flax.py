@@ -36,7 +36,7 @@ def step(seconds: float, **fields: Any) -> Callable[[], dict[str, float]]:
 
 
 def training(case: Case) -> tuple[Callable[[], Any], Callable[[Any, jax.Array, jax.Array], Any]]:
-    """``init()`` and ``update(state, x, y)``; a state is parameters, moments, and BatchNorm's averages if it has any."""
+    """``init()`` and ``update(state, x, y)``; a state is parameters, moments, and averages of BatchNorm."""
     model, optimizer = network(case), optax.adamw(RATE, weight_decay=0.01)
 
     def init() -> Any:
