@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import plain
+from benchmarks.bundles import bundle_cycles
 from benchmarks.contest import Contender, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
@@ -19,7 +20,7 @@ from benchmarks.pages import PAGE, document, stored, summary, table, where
 from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
-from depthmup_flax.models import ResMLP, SimpleResNet, ViT
+from depthmup_flax.models import ResMLP, ResNet, SimpleResNet, ViT
 from depthmup_flax.util.flops import count_flops
 
 
@@ -88,6 +89,57 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
     theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)
     # Flax computes the patches by a convolution, which counts as the same product.
     assert theirs == mine
+
+
+def test_the_plain_resnet_has_the_parameters_and_operations_of_ours():
+    ours, theirs = ResNet(num_classes=10, width=8, depth=8, stem="imagenet"), plain.ResNet(8, 8, 10)
+    x = jnp.ones((2, 64, 64, 3))
+
+    def facts(model, **fields):
+        variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
+        apply = lambda v: model.apply(v, x, mutable="batch_stats", **fields)
+        sizes = sum(a.size for a in jax.tree.leaves(variables["params"]))
+        return sizes, count_flops(jax.make_jaxpr(apply)(variables))
+
+    assert facts(theirs) == facts(ours, train=True)
+
+
+# A grid of 6 steps, with the two more that the compiler adds, each over 8 examples, two at a time.
+LISTING = """
+LB: loop body
+     0   :  { %s1 = smov 0 }
+   0x1 LB: > { %s2 = sadd.s32 1, %s3 }
+   0x2   :  {}
+   0x3   : > { %p4 = scmp.ge.s32.totalorder %s2, 8 /* loop exit test */ }
+   0x4 LB: >> { %s5 = sadd.s32 2, %s6  ;;  %p7 = scmp.ge.s32.totalorder %s5, 8 /* loop exit test */ }
+   0x5   : >> { %8 = sbr.rel (!%p7) target = $region1 }
+   0x6   : > { %9 = sbr.rel (!%p4) target = $region2 }
+   0x7   :  { %10 = vsyncpa [#allocation6], 1 }
+"""
+
+
+def test_a_kernels_cycles_are_its_bundles_times_the_trips_of_the_loops_around_them():
+    outside, grid, inside = 2, 4, 2
+    assert bundle_cycles(LISTING) == outside + 8 * grid + 6 * 4 * inside
+
+
+def test_a_loop_whose_trips_are_not_listed_has_no_estimate():
+    with pytest.raises(ValueError, match="trips"):
+        bundle_cycles(LISTING.replace(", 8 /* loop exit test */ }\n   0x4", ", %s9 }\n   0x4"))
+
+
+def test_every_estimate_for_a_tpu_has_plain_code_beside_it_and_says_what_its_kernels_take():
+    (result,) = stored()["tpu"]
+    cells = result["cells"]
+    titles = {name.rpartition(": ")[0] for name in cells}
+    assert cells.keys() == {f"{title}: {form}" for title in titles for form in ("ours", "plain Flax")}
+    for title in titles:
+        ours, theirs = cells[f"{title}: ours"], cells[f"{title}: plain Flax"]
+        assert (ours["parameters"], ours["products_seconds"]) == (theirs["parameters"], theirs["products_seconds"])
+    for cell in cells.values():
+        inside = sum(times * cycles for times, cycles in cell["kernels"].values())
+        assert cell["kernels_seconds"] == pytest.approx(inside / 1.5e9)
+        assert cell["products_seconds"] < cell["seconds"] - cell["kernels_seconds"]
 
 
 def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():

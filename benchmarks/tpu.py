@@ -120,11 +120,12 @@ def main() -> None:
     for title, case in NETWORKS.items():
         for form in FORMS:
             name = f"{title}: {form}"
-            record = json.loads(RECORD.read_text())
-            if name in record["cells"] or not all(part in name for part in sys.argv[1:]):
+            if name in json.loads(RECORD.read_text())["cells"] or not all(part in name for part in sys.argv[1:]):
                 continue
-            record["cells"][name] = cell(form, case)
-            print(name, json.dumps(record["cells"][name]), flush=True)
+            estimated = cell(form, case)
+            print(name, json.dumps(estimated), flush=True)
+            record = json.loads(RECORD.read_text())  # another process may have written a cell
+            record["cells"][name] = estimated
             write_atomically(RECORD, json.dumps(record, indent=1) + "\n")
             for path in DUMP.iterdir():
                 path.unlink()
