@@ -128,18 +128,17 @@ def test_a_loop_whose_trips_are_not_listed_has_no_estimate():
         bundle_cycles(LISTING.replace(", 8 /* loop exit test */ }\n   0x4", ", %s9 }\n   0x4"))
 
 
-def test_every_estimate_for_a_tpu_has_plain_code_beside_it_and_says_what_its_kernels_take():
+def test_estimates_for_tpus_compare_one_network_and_say_what_kernels_take():
     (result,) = stored()["tpu"]
-    cells = result["cells"]
-    titles = {name.rpartition(": ")[0] for name in cells}
-    assert cells.keys() == {f"{title}: {form}" for title in titles for form in ("ours", "plain Flax")}
-    for title in titles:
-        ours, theirs = cells[f"{title}: ours"], cells[f"{title}: plain Flax"]
-        assert (ours["parameters"], ours["products_seconds"]) == (theirs["parameters"], theirs["products_seconds"])
-    for cell in cells.values():
+    facts = dict[str, set[tuple[int, float]]]()
+    for name, cell in result["cells"].items():
         inside = sum(times * cycles for times, cycles in cell["kernels"].values())
         assert cell["kernels_seconds"] == pytest.approx(inside / 1.5e9)
         assert cell["products_seconds"] < cell["seconds"] - cell["kernels_seconds"]
+        title, _, form = name.rpartition(": ")
+        assert form in ("ours", "plain Flax")
+        facts.setdefault(title, set()).add((cell["parameters"], cell["products_seconds"]))
+    assert all(len(of_forms) == 1 for of_forms in facts.values())
 
 
 def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():
