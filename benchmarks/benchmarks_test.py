@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import plain
-from benchmarks.bundles import bundle_cycles
+from benchmarks.bundles import bundle_cycles, kernels
 from benchmarks.contest import Contender, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
@@ -126,6 +126,25 @@ def test_a_kernels_cycles_are_its_bundles_times_the_trips_of_the_loops_around_th
 def test_a_loop_whose_trips_are_not_listed_has_no_estimate():
     with pytest.raises(ValueError, match="trips"):
         bundle_cycles(LISTING.replace(", 8 /* loop exit test */ }\n   0x4", ", %s9 }\n   0x4"))
+
+
+PROGRAM = """
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %near = f32[8]{0:S(1)} copy(%x)
+  %sums.1 = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"
+  %sums.2 = f32[8]{0} custom-call(%near), custom_call_target="tpu_custom_call"
+  %sums.3 = f32[8]{0} custom-call(%sums.2), custom_call_target="tpu_custom_call"
+  ROOT %other = f32[8]{0} custom-call(%sums.3), custom_call_target="Sharding"
+}
+"""
+
+
+def test_equal_kernels_are_listed_once_by_the_compiler_and_count_each_time(tmp_path):
+    (tmp_path / "17-sums.1-01-final_bundles.txt").write_text("   0   :  { %s1 = smov 0 }\n" * 5)
+    (tmp_path / "17-sums.1-00-schedule-analysis_final_bundles.txt").write_text("another listing")
+    (tmp_path / "18-sums.2-01-final_bundles.txt").write_text("   0   :  { %s1 = smov 0 }\n" * 7)
+    assert kernels(PROGRAM, tmp_path) == {"sums.1": [2, 5], "sums.2": [1, 7]}
 
 
 def test_estimates_for_tpus_compare_one_network_and_say_what_kernels_take():

@@ -65,12 +65,21 @@ def _loops(text: str) -> list[_Loop]:
 def kernels(program: str, dump: pathlib.Path) -> dict[str, list[int]]:
     """The kernels of a compiled program -> how often it runs them and the cycles of one run each; see `FLAGS`.
 
-    Equal kernels that the compiler placed differently are listed apart.
+    Kernels whose operands and results lie in different memories are listed apart. Of equal ones the compiler dumps one.
     """
     listed: dict[str, list[int]] = {}
-    for instruction, _, times in parse(program).executed():
-        if 'custom_call_target="tpu_custom_call"' in instruction.attributes:
-            name = instruction.name
-            files = [path for path in dump.glob(f"*-{name}-*final_bundles.txt") if "schedule-analysis" not in path.name]
-            listed[name] = [times, bundle_cycles(files[-1].read_text())]
+    places: dict[tuple[str, ...], str] = {}  # types and memories -> the name
+    dumped: dict[str, str] = {}
+    for instruction, computation, times in parse(program).executed():
+        if 'custom_call_target="tpu_custom_call"' not in instruction.attributes:
+            continue
+        kind = re.sub(r"[\d.]+$", "", instruction.name)
+        operands = (computation[name].shape for name in instruction.operands)
+        name = places.setdefault((kind, instruction.shape, *operands), instruction.name)
+        listed.setdefault(name, [0, 0])[0] += times
+        files = [path for path in dump.glob(f"*-{instruction.name}-*final_bundles.txt") if "schedule" not in path.name]
+        if files:
+            dumped[name] = files[-1].read_text()
+    for name, counts in listed.items():
+        counts[1] = bundle_cycles(dumped[name])
     return listed
