@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import plain
+from benchmarks.bundles import bundle_cycles, kernels
 from benchmarks.contest import Contender, measure, ratio
 from benchmarks.figures import FIGURES
 from benchmarks.ours import train_step
@@ -19,7 +20,7 @@ from benchmarks.pages import PAGE, document, stored, summary, table, where
 from benchmarks.row import Row
 from benchmarks.run import run
 from benchmarks.setting import Setting
-from depthmup_flax.models import ResMLP, SimpleResNet, ViT
+from depthmup_flax.models import ResMLP, ResNet, SimpleResNet, ViT
 from depthmup_flax.util.flops import count_flops
 
 
@@ -88,6 +89,75 @@ def test_the_plain_networks_have_the_parameters_and_operations_of_ours(ours, nam
     theirs, mine = facts(plain.NETWORKS[name](**fields)), facts(ours)
     # Flax computes the patches by a convolution, which counts as the same product.
     assert theirs == mine
+
+
+def test_the_plain_resnet_has_the_parameters_and_operations_of_ours():
+    ours, theirs = ResNet(num_classes=10, width=8, depth=8, stem="imagenet"), plain.ResNet(8, 8, 10)
+    x = jnp.ones((2, 64, 64, 3))
+
+    def facts(model, **fields):
+        variables = jax.eval_shape(lambda: nn.unbox(model.init(jax.random.key(0), x)))
+        apply = lambda v: model.apply(v, x, mutable="batch_stats", **fields)
+        sizes = sum(a.size for a in jax.tree.leaves(variables["params"]))
+        return sizes, count_flops(jax.make_jaxpr(apply)(variables))
+
+    assert facts(theirs) == facts(ours, train=True)
+
+
+# A grid of 6 steps, with the two more that the compiler adds, each over 8 examples, two at a time.
+LISTING = """
+LB: loop body
+     0   :  { %s1 = smov 0 }
+   0x1 LB: > { %s2 = sadd.s32 1, %s3 }
+   0x2   :  {}
+   0x3   : > { %p4 = scmp.ge.s32.totalorder %s2, 8 /* loop exit test */ }
+   0x4 LB: >> { %s5 = sadd.s32 2, %s6  ;;  %p7 = scmp.ge.s32.totalorder %s5, 8 /* loop exit test */ }
+   0x5   : >> { %8 = sbr.rel (!%p7) target = $region1 }
+   0x6   : > { %9 = sbr.rel (!%p4) target = $region2 }
+   0x7   :  { %10 = vsyncpa [#allocation6], 1 }
+"""
+
+
+def test_a_kernels_cycles_are_its_bundles_times_the_trips_of_the_loops_around_them():
+    outside, grid, inside = 2, 4, 2
+    assert bundle_cycles(LISTING) == outside + 8 * grid + 6 * 4 * inside
+
+
+def test_a_loop_whose_trips_are_not_listed_has_no_estimate():
+    with pytest.raises(ValueError, match="trips"):
+        bundle_cycles(LISTING.replace(", 8 /* loop exit test */ }\n   0x4", ", %s9 }\n   0x4"))
+
+
+PROGRAM = """
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %near = f32[8]{0:S(1)} copy(%x)
+  %sums.1 = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"
+  %sums.2 = f32[8]{0} custom-call(%near), custom_call_target="tpu_custom_call"
+  %sums.3 = f32[8]{0} custom-call(%sums.2), custom_call_target="tpu_custom_call"
+  ROOT %other = f32[8]{0} custom-call(%sums.3), custom_call_target="Sharding"
+}
+"""
+
+
+def test_equal_kernels_are_listed_once_by_the_compiler_and_count_each_time(tmp_path):
+    (tmp_path / "17-sums.1-01-final_bundles.txt").write_text("   0   :  { %s1 = smov 0 }\n" * 5)
+    (tmp_path / "17-sums.1-00-schedule-analysis_final_bundles.txt").write_text("another listing")
+    (tmp_path / "18-sums.2-01-final_bundles.txt").write_text("   0   :  { %s1 = smov 0 }\n" * 7)
+    assert kernels(PROGRAM, tmp_path) == {"sums.1": [2, 5], "sums.2": [1, 7]}
+
+
+def test_estimates_for_tpus_compare_one_network_and_say_what_kernels_take():
+    (result,) = stored()["tpu"]
+    facts = dict[str, set[tuple[int, float]]]()
+    for name, cell in result["cells"].items():
+        inside = sum(times * cycles for times, cycles in cell["kernels"].values())
+        assert cell["kernels_seconds"] == pytest.approx(inside / 1.5e9)
+        assert cell["products_seconds"] < cell["seconds"] - cell["kernels_seconds"]
+        title, _, form = name.rpartition(": ")
+        assert form in ("ours", "plain Flax")
+        facts.setdefault(title, set()).add((cell["parameters"], cell["products_seconds"]))
+    assert all(len(of_forms) == 1 for of_forms in facts.values())
 
 
 def test_a_bound_is_judged_by_both_quartiles_and_from_the_right_side():

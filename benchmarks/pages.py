@@ -57,25 +57,29 @@ def _estimated_on_gpu(result: Json) -> str:
 
 
 def _on_tpu(result: Json) -> str:
-    """The estimates of `benchmarks.tpu`: a row for each network, a column for each form of its layers."""
-    forms, networks = ("loop", "unrolled"), dict[str, Json]()
+    """The estimates of `benchmarks.tpu`: a row for each network, a column for this package and one for plain Flax."""
+    forms, networks = ("ours", "plain Flax"), dict[str, Json]()
     for name, cell in result["cells"].items():
         title, _, form = name.rpartition(": ")
         networks.setdefault(title, {})[form] = cell
-    titles = ["a chip of v5e", "products at peak, ms", *(f"{form}: ms; GiB; compiled in s" for form in forms)]
+    facts = "ms, of them in kernels; share of the peak; GiB; compiled in s"
+    titles = ["a chip of v5e", "products at the peak, ms", *(f"{form}: {facts}" for form in forms)]
     lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
-    by_number = lambda title: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", title)]
-    for title, cells in sorted(networks.items(), key=lambda row: by_number(row[0])):
-        products = next(iter(cells.values()))["products_seconds"]
-        lines.append(_cells([title, f"{1e3 * products:.3g}", *(_estimate(cells.get(form)) for form in forms)]))
+    for title, cells in sorted(networks.items()):
+        cell = next(iter(cells.values()))
+        network = f"{title}; {1e-6 * cell['parameters']:.3g} M parameters"
+        products = f"{1e3 * cell['products_seconds']:.3g}"
+        lines.append(_cells([network, products, *(_estimate(cells.get(form)) for form in forms)]))
     return "\n".join([_made(list(result["cells"].values())), "", *lines])
 
 
 def _estimate(cell: Json | None) -> str:
     if cell is None:
-        return ""
-    gib, compiled = cell["temporary_bytes"] / 2**30, cell["compile_processor_seconds"]
-    return f"**{1e3 * cell['seconds']:.3g}**; {gib:.2f}; {compiled:.0f}"
+        return "not compiled yet"
+    seconds, gib = cell["seconds"], cell["temporary_bytes"] / 2**30
+    kernels = f"{1e3 * cell['kernels_seconds']:.3g}" if cell["kernels"] else "none"
+    share = f"{100 * cell['products_seconds'] / seconds:.3g} %"
+    return f"**{1e3 * seconds:.3g}**, {kernels}; {share}; {gib:.2f}; {cell['compile_processor_seconds']:.0f}"
 
 
 def _made(facts: Sequence[Json]) -> str:

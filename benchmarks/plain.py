@@ -123,6 +123,32 @@ class SimpleResNet(nn.Module):
         return nn.Dense(10, use_bias=False)(nn.relu(h).reshape(len(h), -1))
 
 
+class ResNet(nn.Module):
+    """`depthmup_flax.models.ResNet` with the stem for large images, without multipliers: ResNet-18 at depth 8."""
+
+    width: int
+    depth: int
+    classes: int
+    dtype: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """``[B, H, W, C] -> [B, classes]``."""
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        norm = partial(nn.BatchNorm, use_running_average=False, dtype=self.dtype)
+        h = norm()(conv(self.width, (7, 7), 2)(x))
+        h = nn.max_pool(h, (3, 3), (2, 2), "SAME")
+        for place in range(self.depth):
+            stride = 2 if place > 0 and place % (self.depth // 4) == 0 else 1
+            channels = h.shape[-1] * stride
+            z = norm()(conv(channels, (3, 3), stride)(nn.relu(h)))
+            z = norm()(conv(channels, (3, 3))(nn.relu(z)))
+            shortcut = h if stride == 1 else norm()(conv(channels, (1, 1), stride)(h))
+            h = shortcut + z
+        logits = nn.Dense(self.classes, use_bias=False, dtype=self.dtype)(nn.relu(h).mean((1, 2)))
+        return logits.astype(jnp.float32)
+
+
 NETWORKS = {"res_mlp": ResMLP, "vit": ViT, "simple_resnet": SimpleResNet}
 
 

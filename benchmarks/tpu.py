@@ -1,105 +1,105 @@
 """Estimates steps on TPUs that are absent: python -m benchmarks.tpu [PART OF A CELL'S NAME ...]
 
-A cell is a network and a form of its layers, or the time of its products alone, which needs no compilation. Results are
-written into benchmarks/results/tpu-v5e.json with the command of each; a cell that is there is not compiled again. It
-needs pip install ".[plan]", and minutes of a CPU for each cell.
+A cell is a network, of this package or in plain Flax, on four chips of a v5e. Its seconds are the compiler's cycles,
+and for kernels, which the compiler does not see into, the bundles that it schedules for them (`benchmarks.bundles`).
+Results are written into benchmarks/results/tpu-v5e.json; delete a cell there to compile it again. It needs
+pip install ".[plan]", and minutes of a CPU for each cell.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
 import os
+import pathlib
 import re
-import shlex
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks import bundles
 from benchmarks.figures import RESULTS
 from benchmarks.gpu.hlo import parse
 from depthmup_flax.plan.topologies import environment_for
-from depthmup_flax.storage.files import write_atomically
 
-FOUR_CHIPS, ONE_CHIP = "--topology=v5e:2x2", "--topology=v5e:1x1"
+TOPOLOGY = "v5e:2x2"
+CHIPS = 4
 CLOCK, PEAK = 1.5e9, 197e12  # of a v5e: Hz, FLOP/s of products in bfloat16
-os.environ.update(environment_for("v5e:2x2", os.environ))
+DUMP = pathlib.Path(tempfile.mkdtemp(prefix="bundles-"))
+os.environ.update(environment_for(TOPOLOGY, os.environ))
+os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {bundles.FLAGS}{DUMP}".strip()
 
 import jax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from depthmup_flax.commands import plan  # noqa: E402
-from depthmup_flax.commands.parser import Parser  # noqa: E402
-from depthmup_flax.data.blank import PlannedData  # noqa: E402
-from depthmup_flax.devices import sharding  # noqa: E402
+from benchmarks.gpu import plain_flax  # noqa: E402
+from benchmarks.gpu.cases import Case  # noqa: E402
+from benchmarks.gpu.ours import products, random_data, run_config  # noqa: E402
 from depthmup_flax.plan.compiled_step import compile_run  # noqa: E402
-from depthmup_flax.plan.summary import make_plan  # noqa: E402
 from depthmup_flax.plan.topologies import topology_devices  # noqa: E402
-from depthmup_flax.trainer.engine.device_batches import abstract_train_data  # noqa: E402
-from depthmup_flax.trainer.engine.from_config import build  # noqa: E402
-from depthmup_flax.trainer.engine.program import ShardedProgram  # noqa: E402
-from depthmup_flax.util.flops import count_flops  # noqa: E402
+from depthmup_flax.storage.files import write_atomically  # noqa: E402
 
 RECORD = RESULTS / "tpu-v5e.json"
-_BFLOAT16 = "--config.model.dtype=bfloat16"
-_RESNET = f"--config=imagenet_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=512 {FOUR_CHIPS}"
-_RESNET_34 = f"{_RESNET} --config.model.depth=16 --config.model.stage_sizes=3,4,6,3"
-_CIFAR = f"--config=cifar10_resnet18 {_BFLOAT16} --config.model.norm=batch --config.train.batch_size=128 {ONE_CHIP}"
-_VIT = f"--config=imagenet_vit {_BFLOAT16} --config.model.norm=layer --config.data.augment=none"
-_VIT_S = f"{_VIT} --config.model.base_width=96 --config.model.num_heads=6 --config.train.batch_size=512 {FOUR_CHIPS}"
-_GPT = (
-    f"--config=shakespeare_gpt {_BFLOAT16} --config.model.width=768 --config.model.base_width=192 "
-    f"--config.model.num_heads=12 --config.data.context=1024 --config.train.batch_size=32 {FOUR_CHIPS}"
-)
-NETWORKS: Mapping[str, str] = {
-    "ResNet-18, BatchNorm, 128 images of 224 px": _RESNET,
-    "ResNet-34, BatchNorm, 128 images of 224 px": _RESNET_34,
-    **{
-        f"ViT-S/16, {depth} layers, 128 images of 224 px": f"{_VIT_S} --config.model.depth={depth}"
-        for depth in (4, 6, 8, 12)
-    },
-    "GPT of width 768, 12 layers, 8 x 1024 tokens": f"{_GPT} --config.model.depth=12",
-    "ResNet-18, BatchNorm, 128 images of 32 px": _CIFAR,
-}
-FORMS: Mapping[str, str] = {
-    "products": "",
-    "loop": " --config.model.scan=True",
-    "two layers at a time": " --config.model.scan=2",
-    "unrolled": " --config.model.scan=False",
+# With the batch of one chip; the same networks as on GPUs.
+NETWORKS: Mapping[str, Case] = {
+    "ResNet-18, BatchNorm, 128 images of 224 px": Case("resnet", 64, 8, 0, 128, 224, 1000),
+    "ViT-S/16, 128 images of 224 px": Case("vit", 384, 12, 6, 128, 224, 1000),
+    "GPT, 8 x 1024 tokens": Case("gpt", 768, 12, 12, 8, 1024, 50304),
 }
 
 
-def cell(form: str, flags: str) -> dict[str, Any]:
-    """What the compiler says of ``depthmup plan`` with ``flags``; of products, what the traced program says."""
-    parser = Parser("plan", plan.__doc__ or "")
-    plan.define(parser)
-    args = parser.parsed(shlex.split(flags))
-    config, devices = args.config.resolved(), topology_devices(args.topology)
-    result: dict[str, Any] = {
-        "command": f"depthmup plan {flags} --json",
+def ours(case: Case) -> tuple[jax.stages.Compiled, int]:
+    """The step that `depthmup train` compiles by default, of streamed examples, and the number of parameters."""
+    load = lambda fields: dataclasses.replace(random_data(fields, case), placement="stream")
+    step = compile_run(run_config(case), topology_devices(TOPOLOGY), load)
+    assert isinstance(step.compiled, jax.stages.Compiled)
+    return step.compiled, step.experiment.parameters
+
+
+def plain(case: Case) -> tuple[jax.stages.Compiled, int]:
+    """The step of `benchmarks.gpu.plain_flax`, and the number of parameters."""
+    mesh = Mesh(topology_devices(TOPOLOGY), "data")
+    init, update = plain_flax.training(case)
+
+    def placed(function: Callable[[], Any], spec: P) -> Any:
+        place = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: x.update(sharding=place), jax.eval_shape(function))
+
+    state, (x, y) = placed(init, P()), placed(lambda: plain_flax.batch(case), P("data"))
+    compiled = jax.jit(update, donate_argnums=0).lower(state, x, y).compile()
+    return compiled, sum(leaf.size for leaf in jax.tree.leaves(state[0]))
+
+
+FORMS: Mapping[str, Callable[[Case], tuple[jax.stages.Compiled, int]]] = {"plain Flax": plain, "ours": ours}
+
+
+def cell(form: str, case: Case) -> dict[str, Any]:
+    """What the compiler says of a step on `CHIPS`, with the batch of ``case`` on each."""
+    processor = time.process_time()
+    compiled, parameters = FORMS[form](dataclasses.replace(case, batch=CHIPS * case.batch))
+    spent = time.process_time() - processor
+    text = compiled.as_text() or ""
+    kinds, kernels = cycles(text), bundles.kernels(text, DUMP)
+    without, inside = sum(kinds.values()), sum(times * each for times, each in kernels.values())
+    largest = sorted(kinds.items(), key=lambda kind: -kind[1])[:12]
+    memory = compiled.memory_analysis()
+    return {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu", "flax", "optax")},
+        "parameters": parameters,
+        "compile_processor_seconds": spent,
+        "products_seconds": products(case) / PEAK,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "seconds": (without + inside) / CLOCK,
+        "kernels_seconds": inside / CLOCK,
+        "kernels": kernels,
+        "share_without_kernels": {kind: round(count / without, 4) for kind, count in largest},
     }
-    if form == "products":
-        experiment = build(config, load=PlannedData())
-        mesh = sharding.make_mesh(config.mesh, devices)
-        traced = ShardedProgram(experiment, mesh, abstract_train_data(experiment.dataset, mesh)).traced()
-        return result | {"products_seconds": count_flops(traced.jaxpr) / mesh.size / PEAK}
-    processor = time.process_time()
-    step = compile_run(config, devices, PlannedData())
-    result["compile_processor_seconds"] = time.process_time() - processor
-    planned = make_plan(step)
-    result |= {
-        "products_seconds": planned.gflops * 1e9 / PEAK,
-        "temporary_bytes": planned.memory.temporaries,
-    }
-    if isinstance(step.compiled, jax.stages.Compiled):
-        kinds = cycles(step.compiled.as_text() or "")
-        total = sum(kinds.values())
-        largest = sorted(kinds.items(), key=lambda kind: -kind[1])[:12]
-        result |= {"seconds": total / CLOCK, "share": {kind: round(count / total, 4) for kind, count in largest}}
-    return result
 
 
 def cycles(text: str) -> dict[str, int]:
@@ -117,15 +117,18 @@ def main() -> None:
     """Writes the missing cells whose names have all of the given parts into the record."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is part of a cell
-    for title, network in NETWORKS.items():
-        for form, flags in FORMS.items():
+    for title, case in NETWORKS.items():
+        for form in FORMS:
             name = f"{title}: {form}"
-            record = json.loads(RECORD.read_text())
-            if name in record["cells"] or not all(part in name for part in sys.argv[1:]):
+            if name in json.loads(RECORD.read_text())["cells"] or not all(part in name for part in sys.argv[1:]):
                 continue
-            record["cells"][name] = cell(form, network + flags)
-            print(name, json.dumps(record["cells"][name]), flush=True)
+            estimated = cell(form, case)
+            print(name, json.dumps(estimated), flush=True)
+            record = json.loads(RECORD.read_text())  # another process may have written a cell
+            record["cells"][name] = estimated
             write_atomically(RECORD, json.dumps(record, indent=1) + "\n")
+            for path in DUMP.iterdir():
+                path.unlink()
             jax.clear_caches()
 
 

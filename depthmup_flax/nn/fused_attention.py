@@ -8,6 +8,7 @@ backward pass recomputes the weights from queries and keys.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ _Own: TypeAlias = Callable[[jax.Array], jax.Array]
 LANES = 128  # of a vector register
 _BLOCK = 2**18  # entries of an operand that a step of the kernel reads: 1/2 MiB in bfloat16
 _LOGITS = 2**18  # of one head that are computed together: 1 MiB in float32, of the 16 MiB of a TPU v4
+_TOGETHER = 4  # examples of few tokens
 _OVERLAPPING_LOGITS = 2**21  # of the heads of a block without a loop: the compiler overlaps them, which takes memory
 
 
@@ -118,7 +120,9 @@ def _forward(form: Form, q_ref: Any, k_ref: Any, v_ref: Any, out_ref: Any) -> No
             (out,) = _sum_over_heads(of_head, (q,), form.head_dim, tokens)
             out_ref[i, rows] = out.astype(out_ref.dtype)
 
-    jax.lax.fori_loop(0, examples, attend, None)
+    # The compiler overlaps examples that are computed together. That helps small ones alone, and forward alone.
+    together = math.gcd(examples, _TOGETHER) if tokens**2 <= _LOGITS // _TOGETHER else 1
+    jax.lax.fori_loop(0, examples, attend, None, unroll=together)
 
 
 def _backward(form: Form, *refs: Any) -> None:
@@ -130,10 +134,11 @@ def _backward(form: Form, *refs: Any) -> None:
             q, g, k, v = q_ref[i, rows], g_ref[i, rows], k_ref[i, seen], v_ref[i, seen]
             of_head = functools.partial(_gradients, q, k, v, g, form.scale, rows.start if form.causal else None)
             dq, dk, dv = _sum_over_heads(of_head, (q, k, v), form.head_dim, tokens)
-            dq_ref[i, rows] = dq.astype(dq_ref.dtype)
+            dq_ref[i, rows] = (dq * form.scale).astype(dq_ref.dtype)
             for sums, part in ((dk_sum, dk), (dv_sum, dv)):
                 sums[seen] = part if rows.stop == tokens else sums[seen] + part
-        dk_ref[i], dv_ref[i] = dk_sum[...].astype(dk_ref.dtype), dv_sum[...].astype(dv_ref.dtype)
+        dk_ref[i] = (dk_sum[...] * form.scale).astype(dk_ref.dtype)
+        dv_ref[i] = dv_sum[...].astype(dv_ref.dtype)
 
     jax.lax.fori_loop(0, examples, attend, None)
 
@@ -174,34 +179,41 @@ def _sum_over_heads(
 def _output(
     q: jax.Array, k: jax.Array, v: jax.Array, scale: float, first_row: int | None, own: _Own
 ) -> tuple[jax.Array]:
-    exponentials, total = _softmax_parts(q, own(k), scale, first_row)
+    exponentials_QxK = _exponentials(_product(q, own(k), 1, 1), 0, scale, first_row)
+    inverse = 1 / jnp.sum(exponentials_QxK, 1, keepdims=True)
     # The product with all of `v` also has values in other heads' features.
-    return (own(_product(exponentials.astype(v.dtype), v, 1, 0) / total),)
+    return (own(_product(exponentials_QxK.astype(v.dtype), v, 1, 0) * inverse),)
 
 
 def _gradients(
     q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, scale: float, first_row: int | None, own: _Own
 ) -> tuple[jax.Array, ...]:
+    """Gradients of queries and keys without their factor ``scale``, and of values.
+
+    Logits are transposed: sums over keys then add registers instead of lanes, and two of the three last products take
+    them as they are.
+    """
     own_k = own(k)
-    exponentials, total = _softmax_parts(q, own_k, scale, first_row)
-    weights = exponentials / total
-    dweights = _product(g, own(v), 1, 1)
-    dlogits = weights * (dweights - jnp.sum(weights * dweights, 1, keepdims=True)) * scale
-    dlogits, weights = dlogits.astype(q.dtype), weights.astype(q.dtype)
-    return _product(dlogits, own_k, 1, 0), _product(dlogits, own(q), 0, 0), _product(weights, own(g), 0, 0)
+    exponentials_KxQ = _exponentials(_product(own_k, q, 1, 1), 1, scale, first_row)
+    weights_KxQ = exponentials_KxQ * (1 / jnp.sum(exponentials_KxQ, 0, keepdims=True))
+    dweights_KxQ = _product(own(v), g, 1, 1)
+    dlogits_KxQ = weights_KxQ * (dweights_KxQ - jnp.sum(weights_KxQ * dweights_KxQ, 0, keepdims=True))
+    dlogits_KxQ, weights_KxQ = dlogits_KxQ.astype(q.dtype), weights_KxQ.astype(q.dtype)
+    return _product(dlogits_KxQ, own_k, 0, 0), _product(dlogits_KxQ, own(q), 1, 0), _product(weights_KxQ, own(g), 1, 0)
 
 
-def _softmax_parts(q: jax.Array, k: jax.Array, scale: float, first_row: int | None) -> tuple[jax.Array, jax.Array]:
-    """``[rows, columns]`` exponentials of the logits less their row's maximum, and ``[rows, 1]`` their sums.
+def _exponentials(products: jax.Array, query_axis: int, scale: float, first_row: int | None) -> jax.Array:
+    """The exponentials of scaled products of queries and keys, less their query's maximum.
 
     With ``first_row``, the position of the first query, queries do not see later keys.
     """
-    logits = _product(q, k, 1, 1) * scale
     if first_row is not None:
-        row, column = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
-        logits = jnp.where(column <= row + first_row, logits, -jnp.inf)
-    exponentials = jnp.exp(logits - jnp.max(logits, 1, keepdims=True))
-    return exponentials, jnp.sum(exponentials, 1, keepdims=True)
+        row, column = (
+            jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (query_axis, 1 - query_axis)
+        )
+        products = jnp.where(column <= row + first_row, products, -jnp.inf)
+    largest = jnp.max(products, 1 - query_axis, keepdims=True)  # of the logits, too, as scales are positive
+    return jnp.exp2((products - largest) * (scale * math.log2(math.e)))
 
 
 def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
