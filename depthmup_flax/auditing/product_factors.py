@@ -59,15 +59,18 @@ def product_factors(
 
 def _ratios(factors: OfPaths, base: OfPaths, pairs: Mapping[str, str]) -> dict[str, float | None]:
     of_series = by_series(base)
-    of_last = {series(path): base[path] for path in sorted(base)}  # one that is not the first
     result: dict[str, float | None] = {}
+    of_alike: dict[tuple[str, frozenset[float]], float] = {}
     for path, values in factors.items():
         if path not in pairs:  # "", of what no parameter makes
             continue
         ratio = ratio_of(values, base.get(pairs[path]))
         if ratio is None:  # the first layer may read something else than the others
             ratio = ratio_of(values, of_series.get(series(path)))
-        if ratio is None:
-            ratio = ratio_of(values, of_last.get(series(path)))
+        if ratio is not None:
+            of_alike.setdefault((series(path), values), ratio)
         result[path] = ratio
+    for path, known in result.items():
+        if known is None:  # its counterpart is special, as the base model's first layer may be
+            result[path] = of_alike.get((series(path), factors[path]))
     return result
