@@ -1,4 +1,4 @@
-"""The guide's table of what is exact around an optimizer of parameters that carry factors."""
+"""The page's table of what is exact around an optimizer of parameters that carry factors."""
 
 import pathlib
 import re
@@ -8,9 +8,9 @@ import pytest
 
 from reproduction.pages.carried_wrappers import ROWS, trained
 
-GUIDE = (pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[1] / "pages" / "optimizers.md").read_text()
 PRINTED = {
-    match[1]: float(match[2]) for match in re.finditer(r"^\| (.+?)(?:, decay before.*?)? \| ([\d.]+) \|", GUIDE, re.M)
+    match[1]: float(match[2]) for match in re.finditer(r"^\| (.+?)(?:, decay before.*?)? \| ([\d.]+) \|", PAGE, re.M)
 }
 FAST = "`contrib.sam(dm.adamw(...), dm.sgd(rho, info, rule))`"
 
@@ -21,10 +21,10 @@ def difference(name):
 
 
 @pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in ROWS if name != FAST)])
-def test_differences_of_the_loss_are_those_of_the_guide(name):
+def test_differences_of_the_loss_are_those_of_the_page(name):
     printed = PRINTED.get(name, 0.0)  # the optimizer alone has no row
     assert difference(name) == pytest.approx(printed, rel=0.5, abs=1e-4)
 
 
-def test_the_guide_has_every_row():
+def test_the_page_has_every_row():
     assert {name for name in ROWS if not name.startswith("none")} <= PRINTED.keys()
