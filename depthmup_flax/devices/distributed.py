@@ -9,8 +9,10 @@ import importlib.util
 import json
 import logging
 import os
+import pathlib
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
@@ -18,6 +20,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from depthmup_flax.storage.files import HALF_WRITTEN, write_atomically
 from depthmup_flax.util.errors import Busy, InputError, RunStopped, listed
 from depthmup_flax.util.types import Json
 
@@ -115,6 +118,35 @@ def require_same(facts: Mapping[str, object]) -> None:
             differing.append(f"{name} is " + ", ".join(f"{value} in process {i}" for value, i in first.items()))
     if differing:
         raise InputError(f"the processes are not the same run: {listed(differing)}.")
+
+
+def require_shared(directory: pathlib.Path) -> None:
+    """Raises `InputError`, in all processes, if one does not see what process 0 writes to ``directory``.
+
+    Else all would wait for each other at the first checkpoint.
+    """
+    if jax.process_count() == 1:
+        return
+
+    def written() -> str:
+        name = f"{HALF_WRITTEN}shared-{uuid.uuid4().hex}"
+        write_atomically(directory / name, "")
+        return name
+
+    path = directory / on_first(written)
+
+    def seen() -> None:
+        if not path.exists():
+            raise InputError(
+                f"the work directory {str(directory)!r} of process {jax.process_index()} is not that of process 0: use "
+                "one that all hosts share."
+            )
+
+    try:
+        in_all(seen)
+    finally:
+        if is_first():
+            path.unlink()
 
 
 def _cluster_of_environment() -> Json:

@@ -104,6 +104,7 @@ def train_and_evaluate(
                     log.info(said, directory, summary(finished), extra=RESULT)
             return finished
         with writing_to(directory):
+            distributed.require_shared(directory)
             return _ended(_Run(experiment, data, mesh, directory, claim, writers))
 
 

@@ -1,12 +1,13 @@
 """Several processes on this machine: the same training, checkpoints for any number of processes, one end."""
 
+import functools
 import json
 import os
 import signal
 
 import numpy as np
 import pytest
-from joined import Joined
+from joined import Joined, train_py_at_home
 
 from depthmup_flax import InputError, data
 from depthmup_flax.config import default_config
@@ -126,6 +127,15 @@ def test_bad_input_of_any_process_is_one_sentence_and_exit_code_two_in_all(case,
         (sentence,) = [line for line in process.text().splitlines() if line.startswith("error:")]
         assert said in sentence
     assert prepare or not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_a_directory_of_the_same_name_on_each_host_is_refused(tmp_path):
+    program = functools.partial(train_py_at_home, tmp_path)
+    pair = Joined(tmp_path / "logs", 2, 1, "--workdir=~/run", "--config.train.steps=2", *SMALL, program=program)
+    assert pair.wait() == [errors.BAD_INPUT] * 2, pair.text()
+    assert "error: the work directory" in pair.running[1].text()
+    assert not list((tmp_path / "0" / "run").glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])

@@ -74,6 +74,12 @@ def train_py(arguments, devices):
         return end.code or 0
 
 
+def train_py_at_home(homes, arguments, devices):
+    """`train_py` with a home directory of the process's own."""
+    os.environ["HOME"] = str(homes / os.environ["JAX_PROCESS_ID"])
+    return train_py(arguments, devices)
+
+
 def train_py_with_cache_home(home, arguments):
     """`train_py` with that directory for the user's caches; prints how many programs it read and compiled."""
     import jax
