@@ -146,8 +146,10 @@ def _backward(form: Form, *refs: Any) -> None:
 def _row_blocks(tokens: int, causal: bool) -> Iterator[tuple[slice, slice]]:
     """Rows of logits that are computed together, and the columns that any of them sees, from the last rows on."""
     size = max(LANES, _LOGITS // tokens // LANES * LANES)
-    for start in reversed(range(0, tokens, size)):
-        stop = min(start + size, tokens)
+    starts = list(range(0, tokens, size))
+    if len(starts) > 1 and tokens - starts[-1] == 1:
+        starts.pop()  # a product with a single row on the right cannot be compiled
+    for start, stop in reversed(list(zip(starts, [*starts[1:], tokens], strict=True))):
         yield slice(start, stop), slice(0, stop if causal else tokens)
 
 

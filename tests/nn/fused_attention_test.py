@@ -32,6 +32,8 @@ def by_xla(q, k, v, *, head_dim, scale, causal):
     [
         (150, 128, 32, False),  # four heads in a block, two blocks of rows
         (150, 256, 64, True),  # two blocks of heads, as in ViT-S; the first rows see a part of the keys
+        (129, 128, 64, True),  # one row more than a block has
+        (129, 128, 64, False),
         (17, 256, 256, False),  # a head wider than a register
         (17, 192, 64, True),  # three heads in a block
         (17, 384, 96, False),  # heads that fill no register

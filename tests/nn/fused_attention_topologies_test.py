@@ -17,6 +17,7 @@ from depthmup_flax.plan.topologies import topology_devices
         pytest.param(1, 197, 384, 64, False, marks=pytest.mark.slow),  # ViT-S
         pytest.param(3, 197, 384, 64, False, marks=pytest.mark.slow),  # in a sweep
         pytest.param(1, 1024, 768, 64, True, marks=pytest.mark.slow),  # GPT-2
+        (1, 1025, 128, 64, False),  # a class token, which is the one row left over
         # The largest blocks.
         pytest.param(1, 682, 384, 96, True, marks=pytest.mark.slow),
         pytest.param(1, 1024, 256, 256, False, marks=pytest.mark.slow),
