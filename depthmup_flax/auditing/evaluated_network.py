@@ -64,7 +64,8 @@ def unlike_outputs(
     wanted = _wanted(compared, rule, carries_multiplier=carries_multiplier)
     scores = {i for i, reader in wanted if reader == -1 and not compared.facts.reading.uses_at(i)}
     numbers = code_numbers(compared.facts, compared.base_facts, scores)
-    numbers = [each for each in numbers if not _is_step(compared, each)]
+    steps = _steps(compared)
+    numbers = [each for each in numbers if not (each.node in steps and _is_of_branch(compared, each))]
     epsilons = smaller_epsilons(graph)
     given, right = _finite(compared, epsilons | _together(wanted, numbers))
     found = _output(graph, _with_carried(graph, given, infos, rule), epsilons)
@@ -130,23 +131,25 @@ def _wanted(
     return result
 
 
-def _is_step(compared: Comparison, each: CodeNumber) -> bool:
-    """Whether a branch evaluates itself at a point between, as Heun's method does.
+def _steps(compared: Comparison) -> set[int]:
+    """What is added to the stream where a branch evaluates itself at a point between, as in Heun's method.
 
-    What is added to the stream there has the branch's factor, and is no residual sum. A sum in whose place a product
-    is read (`depthmup_flax.trace.equal_terms`) is none.
+    It has the branch's factor, and the sum is no residual one. A sum in whose place a product is read
+    (`depthmup_flax.trace.equal_terms`) is none.
     """
-    ratio = each.number / each.base
-    if not any(close(ratio, wanted) for wanted in compared.wanted.values()):
-        return False
-    sums = compared.facts.reading.streams.sums
-    stream = {residual.shortcut for residual in sums}
-    needed = compared.facts.graph.needed()
-    for i, node in enumerate(compared.facts.graph.nodes):
-        is_added = needed[i] and node.op in SUMS and each.node in node.inputs
-        if is_added and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
-            return True
-    return False
+    graph = compared.facts.graph
+    stream = {residual.shortcut for residual in compared.facts.reading.streams.sums}
+    needed = graph.needed()
+    result: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if needed[i] and node.op in SUMS and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
+            result.update(node.inputs)
+    return result
+
+
+def _is_of_branch(compared: Comparison, each: CodeNumber) -> bool:
+    """Whether a number of the code is the factor that the rule wants of a branch."""
+    return any(close(each.number / each.base, wanted) for wanted in compared.wanted.values())
 
 
 def _readouts(compared: Comparison) -> dict[str, Factor]:
