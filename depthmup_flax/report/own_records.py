@@ -185,7 +185,8 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
     notes = list(table.notes)
     if taken := [f"{role} is {name}" for role, name in known.items() if name not in (None, role)]:
         notes.append(f"Columns: {', '.join(taken)}.")
-    if others := other_losses(set(table.columns) - set(known.values()), known["loss"]):
+    unread = [name for name in table.columns if name not in known.values()]
+    if others := other_losses(unread, known["loss"]):
         notes.append(
             f"The loss is that of {known['loss']}. Also there: {', '.join(others)}. For another: "
             f"--column.loss={others[0]}."

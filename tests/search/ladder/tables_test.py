@@ -349,6 +349,13 @@ def test_words_that_are_no_state_are_named_and_count_unless_others_say_finished(
         read_runs(with_column(plain(), "status", lambda i, row: "running"))
 
 
+@pytest.mark.parametrize("others", [("loss", "test_loss", "train_loss"), ("train_loss", "test_loss", "loss")])
+def test_other_losses_are_named_in_the_order_of_the_table(others):
+    rows = [{**row, **{name: 5 - row["lr"] for name in others}} for row in plain()]
+    (said,) = (note for note in ladder(rows, TARGET, rule="mup").notes if "Also there" in note)
+    assert ", ".join(others) in said
+
+
 @pytest.mark.parametrize(
     ("held_out", "other"),
     [
