@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from depthmup_flax.storage.run_tables import (
     NEEDED,
@@ -232,48 +232,68 @@ def _ended(table: TextTable, known: Mapping[str, str | None], rows: Mapping[int,
     state, loss = known["state"], known["loss"]
     if state is None or loss is None:
         return list(rows.values())
+    judged = _by_state(table, state, loss, rows)
+    counted = lambda words: ", ".join(f"{word} ({count:,})" for word, count in words.most_common(6))
+    remedy = f"Name another column, as --column.state=NAME, or leave it out: --ignore={state}."
+    if judged.left_out and not _highest_rates(judged.ended):
+        raise InputError(f"{table.source} has no run that has ended: {state} is {counted(judged.left_out)}. {remedy}")
+    if judged.left_out:
+        count = _rows(judged.left_out.total())
+        notes.append(f"{count} of runs that have not finished left out: {state} {counted(judged.left_out)}.")
+    if judged.diverged:
+        notes.append(
+            f"{_rows(len(judged.diverged))} of runs that have not finished count as diverged: their loss is not "
+            "finite, and no higher rate of their size has finished."
+        )
+    if judged.unknown:
+        notes.append(f"{state} has words that tell of no end: {counted(judged.unknown)}. Their rows count. {remedy}")
+    return judged.ended + judged.diverged
+
+
+class _ByState(NamedTuple):
+    """The rows of a table by what its column of states calls them, and how often it has which words."""
+
+    ended: list[Run]
+    diverged: list[Run]  # of those that have not finished
+    unknown: Counter[str]  # of rows that count
+    left_out: Counter[str]
+
+
+def _by_state(table: TextTable, state: str, loss: str, rows: Mapping[int, Run]) -> _ByState:
     words = {row: "".join(filter(str.isalnum, table.text(state, row).lower())) for row in rows}
     tells = any(word in _FINISHED for word in words.values())
-    result, crashed = list[Run](), list[tuple[Run, str]]()
-    unknown, left_out = Counter[str](), Counter[str]()
+    result = _ByState([], [], Counter(), Counter())
+    crashed: list[tuple[Run, str]] = []
     for row, run in rows.items():
         word, shown = words[row], printable(table.text(state, row))[:40] or "empty"
         if word == DIVERGED:
-            result.append(dataclasses.replace(run, loss=math.nan))
+            result.ended.append(dataclasses.replace(run, loss=math.nan))
         elif word in _FINISHED:
-            result.append(run)
+            result.ended.append(run)
         elif not tells and word not in _UNFINISHED:
-            unknown[shown] += 1
-            result.append(run)
+            result.unknown[shown] += 1
+            result.ended.append(run)
         elif table.text(loss, row).lower().lstrip("+-") in _INFINITE:
             crashed.append((run, shown))
         else:
-            left_out[shown] += 1
-    highest = dict[Hashable, float]()
-    for run in result:
-        if math.isfinite(run.loss):
-            size = _width_and_depth(run)
-            highest[size] = max(run.rate, highest.get(size, 0.0))
-    diverged = list[Run]()
+            result.left_out[shown] += 1
+    highest = _highest_rates(result.ended)
     for run, shown in crashed:
         if run.rate >= highest.get(_width_and_depth(run), 0.0):
-            diverged.append(run)
+            result.diverged.append(run)
         else:
-            left_out[shown] += 1
-    counted = lambda words: ", ".join(f"{word} ({count:,})" for word, count in words.most_common(6))
-    remedy = f"Name another column, as --column.state=NAME, or leave it out: --ignore={state}."
-    if left_out and not highest:
-        raise InputError(f"{table.source} has no run that has ended: {state} is {counted(left_out)}. {remedy}")
-    if left_out:
-        notes.append(f"{_rows(left_out.total())} of runs that have not finished left out: {state} {counted(left_out)}.")
-    if diverged:
-        notes.append(
-            f"{_rows(len(diverged))} of runs that have not finished count as diverged: their loss is not finite, and "
-            "no higher rate of their size has finished."
-        )
-    if unknown:
-        notes.append(f"{state} has words that tell of no end: {counted(unknown)}. Their rows count. {remedy}")
-    return result + diverged
+            result.left_out[shown] += 1
+    return result
+
+
+def _highest_rates(runs: Sequence[Run]) -> dict[tuple[int, int], float]:
+    """Width and depth -> the highest rate at which a run has a finite loss."""
+    result: dict[tuple[int, int], float] = {}
+    for run in runs:
+        if math.isfinite(run.loss):
+            size = _width_and_depth(run)
+            result[size] = max(run.rate, result.get(size, 0.0))
+    return result
 
 
 def _rates_left_out(rows: Mapping[int, Run], runs: Sequence[Run]) -> dict[tuple[int, int], list[float]]:
