@@ -357,7 +357,7 @@ def _evaluated(verdict: Audit, compared: Comparison, carried: CarriedFactors | N
         unlike = unlike_outputs(compared, infos, carries_multiplier=carries_multiplier)
     except NotEvaluated as reason:
         note = f"outputs were not compared, as {reason}: the traces alone say that it is ok."
-        return dataclasses.replace(verdict, notes=(*verdict.notes, note))
+        return dataclasses.replace(verdict, notes=(note, *verdict.notes))
     if unlike is None:
         return verdict
     return dataclasses.replace(verdict, not_judged=(as_finding(compared, unlike),))
