@@ -81,8 +81,8 @@ def _matrices_in_a_row(compared: Comparison) -> Iterator[str]:
     matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
     if matrices > 1:
         yield (
-            f"branches have {matrices} matrices in a row; arXiv:2603.00541 and CompleteP advise alpha = 1. "
-            "To compare:\nwrite: rule = dm.get_parametrization('completep')"
+            f"branches have {matrices} matrices in a row; arXiv:2603.00541 and CompleteP advise alpha = 1; "
+            "to compare:\nwrite: rule = dm.get_parametrization('completep')"
         )
 
 
