@@ -113,4 +113,4 @@ def compile_sweep(
 
 def _announce(devices: Sequence[jax.Device]) -> None:
     """Says what takes so long."""
-    log.info("compiling for %d x %s, seconds to several minutes", len(devices), devices[0].device_kind)
+    log.info("compiling for %d x %s, which may take minutes", len(devices), devices[0].device_kind)

@@ -106,7 +106,7 @@ class Plan:
             *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(self.remedies)],
         ]
         if self.gflops:
-            total = f"{1e9 * self.gflops * self.steps:.3g} in {self.steps:,} steps"
+            total = f"{1e9 * self.gflops * self.steps:.3g} FLOP in {self.steps:,} steps"
             rows.append(("products", f"{_short(self.gflops)} GFLOP a step on each device; {total}"))
         if self.by_compiler:
             counts = " GFLOP, ".join(_short(self.by_compiler[name] / 1e9) for name in ("flops", "bytes accessed"))
