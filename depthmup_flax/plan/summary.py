@@ -107,7 +107,7 @@ class Plan:
         ]
         if self.gflops:
             total = f"{1e9 * self.gflops * self.steps:.3g} FLOP in {self.steps:,} steps"
-            rows.append(("products", f"{_short(self.gflops)} GFLOP a step on each device; {total}"))
+            rows.append(("products", f"{_short(self.gflops)} GFLOP a step, {total}, on each device"))
         if self.by_compiler:
             counts = " GFLOP, ".join(_short(self.by_compiler[name] / 1e9) for name in ("flops", "bytes accessed"))
             rows.append(("compiler", f"{counts} GB read and written, with the body of each loop once"))
