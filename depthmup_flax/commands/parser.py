@@ -121,8 +121,9 @@ def lanes(text: str) -> int | None:
 def shard(text: str) -> tuple[int, int]:
     """``i/n``: part i of n, from 0."""
     index, _, count = text.partition("/")
-    if not 0 <= int(index) < int(count):
-        raise ValueError
+    if int(index) not in range(int(count)):
+        parts = max(1, int(count))
+        raise argparse.ArgumentTypeError(f"{text} is no part: use 0/{parts} to {parts - 1}/{parts}")
     return int(index), int(count)
 
 
