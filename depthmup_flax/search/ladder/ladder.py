@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -34,7 +35,7 @@ _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
 _MEASURED = {"width": 16, "depth": 64}  # the largest ratios in the sweeps to which laws were fitted
 _SHAPE = 5  # rates of a curve that says what errors cost
-_DECAYS = ("weight_decay", "wd", "decay")  # columns of settings
+_DECAYS = ("weight_decay", "wd", "decay")  # columns
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
 
 
@@ -201,7 +202,7 @@ def ladder(
     batch_size: int | None = None,
     rule: str | None = None,
     optimizer: str = "adam",
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     initial_loss: float | None = None,
     budget: float = BUDGET,
     columns: Mapping[str, str] | None = None,
@@ -219,7 +220,8 @@ def ladder(
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
         `rescaled_hyperparameters` says.
       rule: whose law is used, ``depth_mup``, ``completep``, ``mup`` or ``sp``; ``None``: the table's, or else ``sp``.
-      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs: for other steps and batch sizes.
+      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs, by default that of a column: for
+        other steps and batch sizes.
       initial_loss: before learning, such as the logarithm of the number of classes; the regret is then a share of what
         is learned, not of the loss.
       budget: the most that one more size may cost, in runs of the target.
@@ -239,15 +241,16 @@ def ladder(
     require_number("budget", budget, above=0)
     notes, given_rule = list(own.notes), rule
     runs, rule = _of_one_series(own.runs, rule, notes)
-    law, initial = _law(rule, optimizer, weight_decay), _initial(runs, initial_loss, notes)
+    decay = _decay({**own.constants, **dict(runs[0].settings)}) if weight_decay is None else weight_decay
+    law, initial = _law(rule, optimizer, decay), _initial(runs, initial_loss, notes)
     searched = _searched(runs, own.unfinished, law, initial, notes)
     large = searched[-1]
     goal = _goal(target, {"steps": steps, "batch_size": batch_size}, searched, notes)
-    decays = [value for name, value in dict(runs[0].settings).items() if name.rpartition(".")[2] in _DECAYS]
-    if decays and not weight_decay:
+    examples = {size.place[2] for size in [goal, *(one.search.size for one in searched)]}
+    if decay and weight_decay is None and len(examples) > 1:
         notes.append(
-            f"Weight decays differ: the target is taken to have these runs', {decays[0]}. For other steps or another "
-            f"batch size say so: --weight_decay={decays[0]}."
+            f"The runs' weight decay is {decay:g}: with decay the best rate stays for other numbers of examples. "
+            "--weight_decay=0 moves it as without."
         )
     prediction = law.predict([one.search for one in searched], goal)
     learned = initial - large.lowest if initial - large.lowest > 0 else math.nan
@@ -314,6 +317,12 @@ def _initial(runs: Sequence[Run], given: float | None, notes: list[str]) -> floa
         notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
         return math.nan
     return initial
+
+
+def _decay(settings: Mapping[str, Any]) -> float:
+    """The number in a column of weight decays; 0 without one."""
+    named = [value for name, value in settings.items() if re.split("[/.]", name)[-1] in _DECAYS]
+    return next((value for value in named if isinstance(value, float) and math.isfinite(value)), 0.0)
 
 
 def _law(rule: str, optimizer: str, weight_decay: float) -> Law:
