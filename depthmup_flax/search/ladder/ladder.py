@@ -54,6 +54,7 @@ class Ladder:
     forecast: Forecast | None
     notes: Sequence[str]
     kept: float | None = None  # the rate of which the regret is expected, if not the best one
+    of_smallest: Regret | None = None  # of the smallest size's best rate, if no rate is kept
     why_no_forecast: str = ""
 
     @property
@@ -83,19 +84,25 @@ class Ladder:
 
     @property
     def statement(self) -> list[str]:
-        """The best rate with its error, and what one more size would bring."""
+        """The best rate with its error, what one more size would bring, and what the smallest size's rate costs."""
         unit = "what is learned" if math.isfinite(self.learned) else "the loss"
         low, high = self.interval
-        mean, p90 = _percent(self.regret.mean), _percent(self.regret.high)
         of_kept = f" of the tuned {self.kept:.2g}" if self.kept else ""
         first = f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
-        first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
+        first += f"expected regret{of_kept} {_with_high(self.regret, f'of {unit} ')}"
         if (best := self.next) is None:
             why = "would hardly lower it" if self.steps else "costs more than a run of the target"
-            return [first, f"one more size {why}", *self._too_far]
-        after, cost = _percent(best.regret.mean), _percent(best.cost)
-        second = f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"
-        return [first, second, *self._too_far]
+            second = f"one more size {why}"
+        else:
+            after, cost = _percent(best.regret.mean), _percent(best.cost)
+            second = f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"
+        lines = [first, second]
+        if self.of_smallest:
+            small = self.searched[0].search
+            lines.append(
+                f"{2**small.rate:.2g}, the best rate of {small.size}, would cost {_with_high(self.of_smallest)}"
+            )
+        return [*lines, *self._too_far]
 
     @property
     def _too_far(self) -> list[str]:
@@ -139,7 +146,7 @@ class Ladder:
         if self.forecast is None:
             return [self.forecast_line]
         law = self.forecast.fits[0]
-        lines = [self.forecast_line, f"law: loss ~ {law.law}", law.warning]
+        lines = [law.warning, self.forecast_line, f"law: loss ~ {law.law}"]
         if (ratio := _cost_ratio(self.target, self.searched)) > CHECKED_COST_RATIO:
             lines.append(
                 f"Warning: the target costs {ratio:,.3g} times a run of the largest size: forecasts were checked up to "
@@ -192,6 +199,12 @@ def with_notes(sentence: str, notes: Sequence[str]) -> str:
 def _percent(share: float) -> str:
     """``0.4 %``, with two digits."""
     return f"{float(f'{100 * share:.2g}'):g} %"
+
+
+def _with_high(regret: Regret, unit: str = "") -> str:
+    """``0.4 % (90 %: below 1 %)``; a mean above that is of few large regrets, as of rates that diverge."""
+    rare = "; few costly cases make the mean" if regret.mean > regret.high else ""
+    return f"{_percent(regret.mean)} {unit}(90 %: below {_percent(regret.high)}{rare})"
 
 
 def ladder(
@@ -257,6 +270,7 @@ def ladder(
     unit = learned if math.isfinite(learned) else abs(large.lowest) or 1.0
     shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
     regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
+    small = None if kept else expected_regret(shape, prediction, unit, searched[0].search.rate)
     if given_rule is None:
         options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
         notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
@@ -273,6 +287,7 @@ def ladder(
         forecast=forecast,
         notes=notes,
         kept=kept,
+        of_smallest=small,
         why_no_forecast=why,
     )
 
