@@ -503,12 +503,18 @@ def _once(runs: Sequence[Run], has_seeds: bool, notes: list[str]) -> list[Run]:
 
 
 def _require_losses(runs: Sequence[Run], name: str, source: str) -> None:
-    """`InputError` for a column that grows toward the better: by its name, or highest at a rate inside of each grid."""
+    """`InputError` for a column that is named as an accuracy, or has the shape of one at each size.
+
+    Losses have that shape, too, where all rates are too high.
+    """
     curves = _grouped(runs, lambda run: (run.size, run.settings)).values()
-    if is_accuracy(name) or all(map(_is_hill, curves)):
+    remedy = f"write a column such as 100 - {name}, and name it: --column.loss=NAME"
+    if is_accuracy(name):
+        raise InputError(f"{source}: {name} looks like an accuracy, and a loss is wanted, which falls: {remedy}.")
+    if all(map(_is_hill, curves)):
         raise InputError(
-            f"{source}: {name} looks like an accuracy, which grows toward the better, and a loss is wanted, which "
-            f"falls. Write a column such as 100 - {name}, and name it: --column.loss=NAME."
+            f"{source}: {name} is lowest at an end of the rates of each size, and highest inside of them. If it is an "
+            f"accuracy, {remedy}. If it is a loss, add rates beyond that end."
         )
 
 

@@ -443,9 +443,12 @@ def accuracies(rows, best=0.9):
 
 @pytest.mark.parametrize("name", ["val/acc", "Top1", "valid_accuracy", "eval.F1", "loss", "metric"])
 def test_accuracies_are_no_losses(name):
+    """By their names, or by their shape, which losses at too high rates may have, too."""
     rows = [{**row, name: x} for row, x in zip(plain(), accuracies(plain()), strict=True)]
-    with pytest.raises(InputError, match=f"{name} looks like an accuracy.*100 - {name}"):
+    said = "is lowest at an end.*If it is a loss, add rates" if name in ("loss", "metric") else "looks like an accuracy"
+    with pytest.raises(InputError, match=f"{name} {said}") as refused:
         ladder(rows, TARGET, columns={"loss": name})
+    assert f"100 - {name}" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["val/error", "1 - acc", "100-accuracy", "acc_err", "account"])
