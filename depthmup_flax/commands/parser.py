@@ -91,6 +91,8 @@ class Parser(argparse.ArgumentParser):
                     return f"unknown flag {name}: fields of the config are set by --config.{field}."
             except InputError:  # the config cannot be read
                 pass
+        if meant is None:
+            meant = next((option for part, option in own.items() if part.rpartition(".")[2] == name.lstrip("-")), None)
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
 

@@ -118,6 +118,7 @@ CASES = {
         ("{digits} --config.mesh.data=3", "whose product is the number of devices, 1"),
         ("{sweep} --lanes=few", "--lanes"),
     ],
+    "ladder": [("runs.csv --width=2048", "did you mean '--target.width'?")],
     "report": [
         ("{files}/nothing", "{files}/nothing"),
         ("{files}/a_file", "{files}/a_file"),
