@@ -57,11 +57,12 @@ def _estimated_on_gpu(result: Json) -> str:
 
 
 def _on_tpu(result: Json) -> str:
-    """The estimates of `benchmarks.tpu`: a row for each network, a column for this package and one for plain Flax."""
-    forms, networks = ("ours", "plain Flax"), dict[str, Json]()
+    """The estimates of `benchmarks.tpu`: a row for each network, a column for each form."""
+    networks: dict[str, Json] = {}
     for name, cell in result["cells"].items():
         title, _, form = name.rpartition(": ")
         networks.setdefault(title, {})[form] = cell
+    forms = sorted({form for cells in networks.values() for form in cells})
     facts = "ms, of them in kernels; share of the peak; GiB; compiled in s"
     titles = ["a chip of v5e", "products at the peak, ms", *(f"{form}: {facts}" for form in forms)]
     lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
@@ -75,7 +76,7 @@ def _on_tpu(result: Json) -> str:
 
 def _estimate(cell: Json | None) -> str:
     if cell is None:
-        return "not compiled yet"
+        return ""
     seconds, gib = cell["seconds"], cell["temporary_bytes"] / 2**30
     kernels = f"{1e3 * cell['kernels_seconds']:.3g}" if cell["kernels"] else "none"
     share = f"{100 * cell['products_seconds'] / seconds:.3g} %"

@@ -11,7 +11,7 @@
 #
 # Flags after -- go to train.py; options before it (--zone, --project, ...) go to gcloud. --workdir is a bucket or a
 # directory that all workers share. The run continues when this script is interrupted. After a preemption, create the
-# pod again and rerun the command: the run resumes.
+# pod again, copy the data to its disks again, and rerun the command: the run resumes.
 set -euo pipefail
 name=${1:?usage: launch/tpu_pod.sh NAME --zone=ZONE -- FLAGS OF train.py; see the head of the script}
 shift

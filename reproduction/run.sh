@@ -47,9 +47,9 @@ run_sweep() {
   local data=() figure figures recorded=
   [ ! -e "$workdir/sweep.json" ] || recorded=$(sed -En 's/^ *"name": "(text|folder):(.*)",?$/\2/p' "$workdir/sweep.json")
   case $name:$scale in
-    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke | which_preset:smoke) data=("--config.base.data.name=text:README.md") ;;
+    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke | which_preset:smoke | stream_dtype:smoke) data=("--config.base.data.name=text:README.md") ;;
     *:smoke | digits:*) ;;
-    megatron* | muon_gpt:* | which_exponent_gpt:* | which_preset:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
+    megatron* | muon_gpt:* | which_exponent_gpt:* | which_preset:* | stream_dtype:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac

@@ -33,7 +33,8 @@ def define(parser: Parser) -> None:
         parser.flag(f"--target.{name}", type=int, help=f"The target's {name}.")
     parser.define_columns()
     parser.flag("--optimizer", default="adam", help="For other steps or another batch size: adam, sgd, ...")
-    parser.flag("--weight_decay", type=float, default=0.0, help="Of the runs: with it the rate stays for other steps.")
+    decay = "Of the runs, default the table's: with it the rate stays for other steps."
+    parser.flag("--weight_decay", type=float, help=decay)
     parser.flag("--budget", type=float, default=0.1, help="Of one more size, in runs of the target.")
     parser.flag("--out", help="Directory of ladder.json and the figure; default: RUNS_ladder, beside the file.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")

@@ -91,6 +91,8 @@ class Parser(argparse.ArgumentParser):
                     return f"unknown flag {name}: fields of the config are set by --config.{field}."
             except InputError:  # the config cannot be read
                 pass
+        if meant is None:
+            meant = next((option for part, option in own.items() if part.rpartition(".")[2] == name.lstrip("-")), None)
         return f"unknown flag {name}: {f'did you mean {meant!r}? ' if meant else ''}--help lists the flags."
 
 
@@ -121,8 +123,9 @@ def lanes(text: str) -> int | None:
 def shard(text: str) -> tuple[int, int]:
     """``i/n``: part i of n, from 0."""
     index, _, count = text.partition("/")
-    if not 0 <= int(index) < int(count):
-        raise ValueError
+    if int(index) not in range(int(count)):
+        parts = max(1, int(count))
+        raise argparse.ArgumentTypeError(f"{text} is no part: use 0/{parts} to {parts - 1}/{parts}")
     return int(index), int(count)
 
 

@@ -27,7 +27,7 @@ from depthmup_flax.util.errors import InputError
 def define(parser: Parser) -> None:
     """Adds the flags."""
     parser.define_config("A shipped config, of a run or a sweep, or a Python file.")
-    parser.flag("--topology", default="here", help="v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2, or this machine's.")
+    parser.flag("--topology", default="here", help="v5e-16 or v5e:4x4, v6e:4x4, v5p:2x2x2, v4:2x2x2.")
     parser.flag("--slices", type=int, default=1, help="Number of TPU slices of that topology.")
     parser.flag("--json", action="store_true", help="Print one JSON object.")
     parser.flag("--lanes", type=lanes, help="Sweeps: runs on a device: auto (the default: most that fit), all, N.")
@@ -36,12 +36,13 @@ def define(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Prints the plan; returns an exit code."""
     # Late imports: --help and a wrong flag answer at once.
-    from depthmup_flax.plan.topologies import HERE, device_memory, environment_for, topology_devices
+    from depthmup_flax.plan.topologies import HERE, device_memory, environment_for, topology_devices, with_shape
 
-    os.environ.update(environment_for(args.topology, os.environ))  # before JAX starts
+    topology = with_shape(args.topology)
+    os.environ.update(environment_for(topology, os.environ))  # before JAX starts
     import jax
 
-    if args.topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
+    if topology != HERE and not jax.config.jax_platforms:  # type: ignore[attr-defined]
         jax.config.update("jax_platforms", "cpu")  # keeps this machine's devices free
     from depthmup_flax.data.blank import PlannedData
     from depthmup_flax.plan.compiled_step import compile_run, compile_sweep
@@ -50,12 +51,12 @@ def main(args: argparse.Namespace) -> int:
     config, load = args.config.resolved(), PlannedData()
     if "grids" in config:
         one_device_per_core()
-        devices = topology_devices(args.topology, args.slices)
+        devices = topology_devices(topology, args.slices)
         step = compile_sweep(config, devices, load, args.lanes, device_memory(devices[0]))
     elif args.lanes is not None:
         raise InputError(f"--lanes is {args.lanes}, but --config is a run's: remove it.")
     else:
-        step = compile_run(config, topology_devices(args.topology, args.slices), load)
+        step = compile_run(config, topology_devices(topology, args.slices), load)
     plan = make_plan(step)
     print(json.dumps(plan.as_json()) if args.json else plan)
     return 1 if plan.memory.fits is False else 0

@@ -25,13 +25,14 @@ from collections.abc import Sequence
 from depthmup_flax.commands.parser import Parser, columns
 from depthmup_flax.report import make_report
 from depthmup_flax.report.curves import LOSSES
-from depthmup_flax.report.verdict import TOLERANCE
+from depthmup_flax.report.verdict import TOLERANCE, TRANSFERS
 from depthmup_flax.storage import workdir as workdirs
 from depthmup_flax.storage.files import as_path, write_atomically
 from depthmup_flax.storage.run_tables import is_table
-from depthmup_flax.storage.sweep_records import COMPARISON
+from depthmup_flax.storage.sweep_records import COMPARISON, LEARNING_RATE
 from depthmup_flax.util import messages
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.types import Json
 
 _RUNS = pathlib.Path("runs")  # where commands write by default
 
@@ -58,12 +59,12 @@ def main(args: argparse.Namespace) -> int:
     report = make_report(directories, args.out, tolerance=args.tolerance, loss=args.loss, **columns(args))
     print(report.text)
     print("\nwritten:", *report.paths, sep="\n  ")
-    messages.next_step(next_command(directories[0]))
+    messages.next_step(next_command(directories[0], report.data))
     return 0
 
 
-def next_command(place: pathlib.Path) -> str:
-    """What follows the report of a search, a table or another sweep."""
+def next_command(place: pathlib.Path, data: Json) -> str:
+    """What follows the report of a search, a table or another sweep, whose content ``data`` is."""
     tuned = place / "tuned.py"
     if tuned.exists():
         return f"depthmup train --config={shlex.quote(str(tuned))}"
@@ -71,7 +72,18 @@ def next_command(place: pathlib.Path) -> str:
         return (
             f"depthmup ladder {shlex.quote(str(place))} --target.width=N --target.depth=N, and the flags of its columns"
         )
+    if (rate := transferred_rate(data)) is not None:
+        fields = f"--config.{LEARNING_RATE}={rate:g}"
+        return f"depthmup train --config=LARGE.py {fields}, with the base sizes and other settings of this sweep"
     return "depthmup tune --config=CONFIG.py, for a large network of yours"
+
+
+def transferred_rate(data: Json) -> float | None:
+    """The base's best learning rate in the one variant of a report in which it transfers; ``None`` if not one does."""
+    failing = {one["variant"] for one in data["verdicts"] if one["verdict"] != TRANSFERS}
+    passing = {one["variant"] for one in data["verdicts"]} - failing
+    rates = [one["transferred"] for one in data["variants"] if one["name"] in passing]
+    return rates[0] if data["x"] == LEARNING_RATE and len(rates) == 1 else None
 
 
 def print_comparison(directories: Sequence[pathlib.Path], out: str | None) -> None:

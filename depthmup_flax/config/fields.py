@@ -225,10 +225,11 @@ def validate(config: ConfigDict) -> None:
 def _require_fields(config: ConfigDict) -> None:
     """The config has all fields that its model's has, and no others."""
     name = config.get("model", {}).get("name", "res_mlp")
-    given, known = map(field_paths, (config, _default_of_ours(name) if name in MODELS else default_config(name)))
+    default = _default_of_ours(name) if name in MODELS else default_config(name)
+    given, known = map(field_paths, (config, default))
     for path in given:
         if path not in known and not path.startswith(_OPEN):
-            raise InputError(f"config has no field {path!r}: {did_you_mean(path, known)}")
+            raise InputError(unknown_field(default, path))
     for path in known:
         if path not in given and not path.startswith(_OPEN):
             raise InputError(f"config lacks {path!r}: start from depthmup_flax.config.default_config().")
@@ -315,12 +316,18 @@ def closest_field(config: ConfigDict, name: str) -> str | None:
 
 
 def unknown_field(config: ConfigDict, path: str) -> str:
-    """The error about a dotted field that ``config`` lacks, with the closest field."""
+    """The error about a dotted field that ``config`` lacks, with the closest field, or those of the last section."""
     missing = f"config has no field {path!r}"
     if path.startswith("optimizer.kwargs."):
         return f"{missing}: set it in a config file, config.{path} = VALUE, if the optimizer takes it."
-    meant = closest_field(config, path)
-    return f"{missing}: {f'did you mean {meant!r}?' if meant else 'depthmup config lists the fields.'}"
+    if meant := closest_field(config, path):
+        return f"{missing}: did you mean {meant!r}?"
+    name, section = "config", config
+    for part in path.split(".")[:-1]:
+        if part not in section or not isinstance(section[part], ConfigDict):
+            break
+        name, section = part, section[part]
+    return f"{missing}: {name} has {', '.join(section)}."
 
 
 def to_json(config: ConfigDict) -> str:

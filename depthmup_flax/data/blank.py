@@ -23,6 +23,11 @@ _IMAGES: Mapping[str, tuple[int, int, int, tuple[int, int, int] | None]] = {
     "tiny-imagenet-200": (100_000, 10_000, 200, (64, 64, 3)),
 }
 _TEXTS = {"tinyshakespeare.txt": (1_115_394, 65)}  # characters, vocabulary
+# By `DataSource.kind`, what to plan with in place of data that are not here.
+_PLANNED = {
+    "images": "To plan without the data, set data.name=tfds:imagenet2012 or synthetic.",
+    "text": "To plan without the data, set data.name=text:tinyshakespeare.txt.",
+}
 
 
 class BlankSplit(ArraySplit):
@@ -46,9 +51,12 @@ def _real_or_blank(fields: DataConfig) -> Dataset:
     source, place = checked_source(fields)
     try:
         dataset = source.load(place, fields)
-    except InputError:
-        if _last(place) not in (_TEXTS if source.kind == "text" else _IMAGES):
+    except InputError as error:
+        if not place or source.kind == "arrays":
             raise
+        known = _TEXTS if source.kind == "text" else _IMAGES
+        if _last(place) not in known:
+            raise InputError(f"{error} {_PLANNED[source.kind]}") from error
         dataset = (_blank_text if source.kind == "text" else _blank_images)(fields, place)
     return named_split(dataset, fields)
 

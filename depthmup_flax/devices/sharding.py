@@ -92,13 +92,13 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def require_divisible(batch_size: int, accumulate: int, mesh: Mesh) -> None:
-    """Raises `InputError` unless ``train.batch_size`` is a multiple of ``data * fsdp * train.accumulate``."""
+def require_divisible(batch_size: int, accumulate: int, mesh: Mesh, hint: str = "") -> None:
+    """`InputError`, ending with ``hint``, unless a batch is a multiple of ``data * fsdp * train.accumulate``."""
     shards = batch_shards(mesh)
     if batch_size % (shards * accumulate):
         raise InputError(
             f"train.batch_size is {batch_size}: it must be a multiple of {shards * accumulate}, {shards} devices times "
-            f"train.accumulate={accumulate}. A run that exists keeps its batch size: resume it on fewer devices."
+            f"train.accumulate={accumulate}.{hint}"
         )
 
 

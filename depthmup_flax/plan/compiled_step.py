@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from depthmup_flax.trainer.engine.program import ShardedProgram
 from depthmup_flax.trainer.engine.task import TrainState
 from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.surroundings import own_surroundings
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ def compile_run(
     mesh = sharding.make_mesh(config.mesh, devices)
     sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
     data = abstract_train_data(experiment.dataset, mesh)
+    _announce(devices)
     started = time.perf_counter()
     program = ShardedProgram(experiment, mesh, data)
     traced = program.traced()
@@ -83,6 +87,7 @@ def compile_sweep(
       lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
       memory: bytes of a device; ``None`` if not known.
     """
+    _announce(devices)
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
@@ -104,3 +109,8 @@ def compile_sweep(
     compiled = program.compiled if isinstance(program, LaneProgram) else program
     part = LanesOfGroup(group.label, len(group.runs), per_device)
     return PlannedStep(group.experiment, mesh, state, data, compiled, flops, seconds, part)
+
+
+def _announce(devices: Sequence[jax.Device]) -> None:
+    """Says what takes so long."""
+    log.info("compiling for %d x %s, which may take minutes", len(devices), devices[0].device_kind)

@@ -106,7 +106,8 @@ class Plan:
             *[("to fit" * (i == 0), remedy) for i, remedy in enumerate(self.remedies)],
         ]
         if self.gflops:
-            rows.append(("products", f"{_short(self.gflops)} GFLOP a step on each device; {self.steps:,} steps"))
+            total = f"{1e9 * self.gflops * self.steps:.3g} FLOP in {self.steps:,} steps"
+            rows.append(("products", f"{_short(self.gflops)} GFLOP a step, {total}, on each device"))
         if self.by_compiler:
             counts = " GFLOP, ".join(_short(self.by_compiler[name] / 1e9) for name in ("flops", "bytes accessed"))
             rows.append(("compiler", f"{counts} GB read and written, with the body of each loop once"))

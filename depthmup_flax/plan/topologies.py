@@ -33,6 +33,16 @@ CHIPS: Mapping[str, Chip] = {
 }
 
 
+def with_shape(name: str) -> str:
+    """The topology ``v5e:4x8`` of a slice that is rented as ``v5litepod-32`` or ``v5e-32``; another name as it is."""
+    rented = re.fullmatch(r"(v5litepod|v5e|v6e)-([1-9]\d*)", name)
+    if rented is None or int(rented[2]).bit_count() != 1:
+        return name
+    doublings = int(rented[2]).bit_length() - 1  # a slice is a square, or twice as long as wide
+    rows = 2 ** (doublings // 2)
+    return f"{rented[1].replace('litepod', 'e')}:{rows}x{int(rented[2]) // rows}"
+
+
 def environment_for(topology: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that libtpu reads when it is loaded for a topology, and that ``environment`` does not set."""
     if topology.partition(":")[0] not in CHIPS:
@@ -72,8 +82,8 @@ def topology_devices(name: str, slices: int = 1) -> list[jax.Device]:
     if kind not in CHIPS:
         known = ", ".join(chip.example for chip in CHIPS.values())
         raise InputError(
-            f"--topology is {name!r}: write a TPU slice as {known}; a v5e-16 is v5e:4x4. For GPUs use {HERE} on a "
-            "machine that has them."
+            f"--topology is {name!r}: write a TPU slice as {known}, or v5e-16. For GPUs use {HERE} on a machine that "
+            "has them."
         )
     example = CHIPS[kind].example
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):

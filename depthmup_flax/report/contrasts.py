@@ -12,13 +12,15 @@ import numpy as np
 from depthmup_flax.report import transfer
 from depthmup_flax.report.curves import Curve, Scale
 from depthmup_flax.report.optimum import Estimate
-from depthmup_flax.report.transfer import UNTRAINED, Analysis, Variant
+from depthmup_flax.report.transfer import UNTRAINED, Analysis, Row, Variant
 from depthmup_flax.report.verdict import (
     NO_EVIDENCE,
     NOT_RESOLVED,
     OPPOSITE,
     SHOWN,
+    TRANSFERS,
     Verdict,
+    Yardstick,
     rounded_loss,
     tolerance_of,
 )
@@ -124,19 +126,25 @@ def headline(
     name = own.variant or f"the {analysis.scale.name}"
     claims = {
         UNTRAINED: f"{name} does not train",
-        NOT_RESOLVED: f"not resolved whether {name} transfers over {own.axis}",
-        NO_EVIDENCE: f"no evidence whether {name} transfers over {own.axis}",
+        NOT_RESOLVED: f"not resolved whether {name} transfers over {_place(own)}",
+        NO_EVIDENCE: f"no evidence whether {name} transfers over {_place(own)}",
     }
-    parts = [claims.get(own.verdict, f"{name} {own.verdict} over {own.axis}")]
+    parts = [claims.get(own.verdict, f"{name} {own.verdict} over {_place(own)}")]
     if own.other_loss not in ("", own.verdict):
         parts[0] += f" by {analysis.loss_name} ({own.other_loss} by the other loss)"
     agreed = [one for one in against if own.verdict != UNTRAINED and one.other_loss in ("", one.verdict)]
     for word, kind in (("better", SHOWN), ("worse", OPPOSITE)):
         if names := [one.control for one in agreed if one.verdict == kind]:
             parts.append(f"{word} than {' and '.join(names)}")
-    text = "; ".join([", ".join(parts), *_further(own, along)]) + "."
+    text = "; ".join([", ".join(parts), *_further(own, along)]) + _although_moved(analysis, [own, *along]) + "."
     text = text[0].upper() + text[1:] if text.startswith(("the ", "not ", "no ")) else text
     return f"{text} {cost}" if (cost := _cost_without_evidence(analysis, [own, *along])) else text
+
+
+def _place(one: Verdict) -> str:
+    """The axis, with the size that decides where that is not the largest one."""
+    is_said = one.is_largest or one.verdict == NO_EVIDENCE  # of which `_cost_without_evidence` tells
+    return one.axis if is_said else f"{one.axis} (at {one.row.curve.width} x {one.row.curve.depth})"
 
 
 def _further(own: Verdict, along: Sequence[Verdict]) -> list[str]:
@@ -144,29 +152,62 @@ def _further(own: Verdict, along: Sequence[Verdict]) -> list[str]:
     by_verdict: dict[str, list[str]] = {}
     for one in along:
         if one.axis != own.axis:
-            by_verdict.setdefault(one.verdict, []).append(one.axis)
-    return [f"{verdict} over {' and over '.join(axes)}" for verdict, axes in by_verdict.items()]
+            by_verdict.setdefault(one.verdict, []).append(_place(one))
+    return [f"{verdict} over {' and over '.join(places)}" for verdict, places in by_verdict.items()]
+
+
+def _although_moved(analysis: Analysis, along: Sequence[Verdict]) -> str:
+    """How far the best x moves and what the base's costs, where it transfers although it moves; else empty."""
+    worst = _costliest([one for one in along if one.verdict == TRANSFERS and analysis.scale.log and one.moved])
+    if worst is None:
+        return ""
+    cost, ruler, one = worst
+    stricter = f"tolerance {rounded_loss(ruler.tolerance)}: {_stricter(analysis, one.variant, ruler)} is stricter"
+    return (
+        f", but at {one.row.curve.width} x {one.row.curve.depth} the best {analysis.scale.name} moves by "
+        f"{_shift(one.row, ruler.unit)}, and keeping the base's adds {rounded_loss(cost)} to the {analysis.loss_name} "
+        f"({stricter})"
+    )
 
 
 def _cost_without_evidence(analysis: Analysis, along: Sequence[Verdict]) -> str:
     """How far the best x moved and what the base's costs at most, where the tolerance is too large to judge it."""
-    costs = [(one.row.regret.value, one.measured_by, one) for one in along if isinstance(one.row.regret, Estimate)]
-    judged = [(cost, ruler, one) for cost, ruler, one in costs if ruler is not None and one.verdict == NO_EVIDENCE]
-    if not judged:
+    worst = _costliest([one for one in along if one.verdict == NO_EVIDENCE])
+    if worst is None:
         return ""
-    cost, ruler, worst = max(judged, key=lambda one: one[0])
-    row = worst.row
-    moved = ""
-    if row.shift is not None:
-        bound = f"{row.bound} " if row.bound else ""
-        spread = f" ± {row.shift.half_width:.2g}" if row.shift.half_width is not None else ""
-        moved = f"moved by {bound}{row.shift.value:+.2g}{spread} {analysis.scale.unit} and "
-    (learned,) = (tolerance_of(variant, 1.0) for variant in analysis.variants if variant.name == worst.variant)
+    cost, ruler, one = worst
+    moved = f"moved by {_shift(one.row, ruler.unit)} and " if one.row.shift is not None else ""
+    passing = "most" if ruler.passing > ruler.grid / 2 else f"{ruler.passing:.2g} {ruler.unit}"
     return (
-        f"At {row.curve.width} x {row.curve.depth} it {moved}cost {rounded_loss(cost)}, within the tolerance of "
-        f"{rounded_loss(ruler.tolerance)}, as most of the grid would: --tolerance={ruler.tolerance / learned / 2:.1g} "
-        "is stricter."
+        f"At {one.row.curve.width} x {one.row.curve.depth} it {moved}cost {rounded_loss(cost)}, within the "
+        f"tolerance of {rounded_loss(ruler.tolerance)}, as {passing} of the grid would: "
+        f"{_stricter(analysis, one.variant, ruler)} is stricter."
     )
+
+
+def _costliest(verdicts: Sequence[Verdict]) -> tuple[float, Yardstick, Verdict] | None:
+    """The largest regret, with the verdict on it; ``None`` if none is known."""
+    costs = [
+        (one.row.regret.value, one.measured_by, one)
+        for one in verdicts
+        if isinstance(one.row.regret, Estimate) and one.measured_by is not None
+    ]
+    return max(costs, key=lambda one: one[0], default=None)
+
+
+def _shift(row: Row, unit: str) -> str:
+    """``-1.9 ± 0.041 octaves``."""
+    if row.shift is None:
+        return ""
+    bound = f"{row.bound} " if row.bound else ""
+    spread = f" ± {row.shift.half_width:.2g}" if row.shift.half_width is not None else ""
+    return f"{bound}{row.shift.value:+.2g}{spread} {unit}"
+
+
+def _stricter(analysis: Analysis, name: str, ruler: Yardstick) -> str:
+    """The flag of half the tolerance, for the variant of that name."""
+    (learned,) = (tolerance_of(variant, 1.0) for variant in analysis.variants if variant.name == name)
+    return f"--tolerance={ruler.tolerance / learned / 2:.1g}"
 
 
 def main_verdict(analysis: Analysis, judged: Iterable[Verdict]) -> Verdict | None:

@@ -29,6 +29,7 @@ from depthmup_flax.util.types import Json
 EVALUATED = {VALIDATION: "on held-out training examples", TEST: "on the test set"}  # where it is measured
 LOSSES = {TRAIN: "training loss", VALIDATION: "validation loss", TEST: "test loss"}  # names for sentences
 _WORDS = {**{f"b{k}": f"decay rate beta{k}" for k in (1, 2, 3)}, "eps": "epsilon", "lr": "learning-rate"}
+OCTAVES = "octaves"  # the unit of coordinates that are log2
 _LARGEST = 1e100  # a loss above it, or not finite, counts as diverged
 
 
@@ -52,7 +53,7 @@ class Scale:
     @property
     def unit(self) -> str:
         """The unit of coordinate differences."""
-        return "octaves" if self.log else f"units of {self.name}"
+        return OCTAVES if self.log else f"units of {self.name}"
 
     def coordinate(self, values: Any) -> Any:
         """Number or array of values -> coordinates."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from depthmup_flax.storage.run_tables import (
     TextTable,
     as_table,
     columns_of,
+    is_accuracy,
     is_logged,
     other_losses,
     read_table,
@@ -52,6 +54,7 @@ _UNFINISHED = (
     *("oom", "outofmemory", "nodefail", "scheduled", "starting", "stopping"),
 )
 _INFINITE = ("nan", "inf", "infinity", "diverged")  # a loss that diverged; an empty one may be that of a crash
+_HILL = 4  # rates of a curve whose shape tells an accuracy
 _START = 0.02  # of a logged run: a loss before it is the initial one
 
 Size = tuple[int, int, int, int]  # width, depth, steps, batch size; 0 is unknown
@@ -95,6 +98,8 @@ class OwnRuns:
     loss: str = ""  # its column
     # Width and depth -> rates of which no run has ended.
     unfinished: Mapping[tuple[int, int], Sequence[float]] = dataclasses.field(default_factory=dict)
+    # Column -> its value, of those that have one in all runs.
+    constants: Mapping[str, Hashable] = dataclasses.field(default_factory=dict)
 
 
 def read_csv(
@@ -172,36 +177,39 @@ def read_runs(source: Any, columns: Mapping[str, str] | None = None, ignored: Se
       columns: role of `NAMES` -> column; others are found by usual names, such as ``n_embd`` for the width.
       ignored: further columns that are no settings.
 
-    A loss that is empty, NaN or infinite is that of a diverged run. Runs that a column ``state`` does not call finished
-    are left out, unless they diverged, see `_ended`. Of a log, with a row for each evaluation, the last row of a run
-    counts.
+    A loss that is empty, NaN, infinite or one of a few words is that of a diverged run. Runs that a column ``state``
+    does not call finished are left out, unless they diverged, see `_ended`. Of a log, with a row for each evaluation,
+    the last row of a run counts.
 
     Raises:
-      InputError: there is no such table, it lacks a column, or has a cell that cannot be read.
+      InputError: there is no such table, it lacks a column, has a cell that cannot be read, or accuracies as losses.
     """
     is_path = isinstance(source, (str, os.PathLike))
     table = read_table(pathlib.Path(source).expanduser()) if is_path else as_table(source)
     known = columns_of(table, columns or {}, ignored)
-    notes = list(table.notes)
+    name, notes = known["loss"] or "", list(table.notes)
     if taken := [f"{role} is {name}" for role, name in known.items() if name not in (None, role)]:
         notes.append(f"Columns: {', '.join(taken)}.")
     unread = [name for name in table.columns if name not in known.values()]
-    if others := other_losses(unread, known["loss"]):
+    if others := other_losses(unread, name):
         notes.append(
-            f"The loss is that of {known['loss']}. Also there: {', '.join(others)}. For another: "
-            f"--column.loss={others[0]}."
+            f"The loss is that of {name}. Also there: {', '.join(others)}. For another: --column.loss={others[0]}."
         )
     rows = _typed(table, known, [*ignored, *others])
     runs = _ended(table, known, rows, notes)
     runs = _last_of_log(runs, notes) if is_logged(known["steps"]) else _of_equal_length(runs)
+    constants = _constants(runs)
     runs = _with_settings(runs, known["rule"], notes)
-    runs = _of_common_seeds(_once(runs, known["seed"] is not None, notes), notes)
+    runs = _once(runs, known["seed"] is not None, notes)
+    _require_losses(runs, name, table.source)
+    notes += _said_of_diverged(runs, table, name)
+    runs = _of_common_seeds(runs, notes)
     unfinished = _rates_left_out(rows, runs)
     if said := [f"{_named(size)} at {', '.join(f'{x:.3g}' for x in rates)}" for size, rates in unfinished.items()]:
         notes.append(f"Rates without a run that has ended: {'; '.join(said[:8])}.")
-    name = known["loss"] or ""
     objective = next((kind for kind, part in ((VALIDATION, "val"), (TEST, "test")) if part in name.lower()), TRAIN)
-    return OwnRuns(pathlib.Path(source).name if is_path else "runs", runs, tuple(notes), objective, name, unfinished)
+    table_name = pathlib.Path(source).name if is_path else "runs"
+    return OwnRuns(table_name, runs, tuple(notes), objective, name, unfinished, constants)
 
 
 def _typed(table: TextTable, known: Mapping[str, str | None], ignored: Sequence[str]) -> dict[int, Run]:
@@ -369,12 +377,14 @@ def _is_function(keys: Sequence[Hashable], values: Sequence[Hashable]) -> bool:
 def _last_of_log(rows: Sequence[Run], notes: list[str]) -> list[Run]:
     """The last row of each run."""
     evaluated = {row.steps for row in rows if math.isfinite(row.loss)}  # at others the trainer logs something else
-    alone = {own[0].line for own in _runs_of_log(rows) if len(own) == 1}  # of a table with a row for each run
+    of_one_step = [own for own in _runs_of_log(rows) if len({row.steps for row in own}) == 1]
+    alone = {row.line for own in of_one_step for row in own}  # of a table with a row for each run
+    is_log = len(alone) < len(rows)
     rows = [row for row in rows if row.steps in evaluated or row.line in alone] or rows
     ends = {size: max(row.steps for row in own) for size, own in _grouped(rows, _width_and_depth).items()}
     lasts = [_at_end(own, ends[_width_and_depth(own[0])]) for own in _runs_of_log(rows)]
     kept, unfinished = [row for own in lasts for row in own], lasts.count([])
-    if len(kept) < len(rows):
+    if is_log and len(kept) < len(rows):
         notes.append("The table is a log: of each run the row of its last step counts.")
     if unfinished > _MOST_UNFINISHED * len(lasts):
         raise InputError(
@@ -423,6 +433,12 @@ def _of_equal_length(runs: Sequence[Run]) -> list[Run]:
 
 def _width_and_depth(run: Run) -> tuple[int, int]:
     return run.width, run.depth
+
+
+def _constants(runs: Sequence[Run]) -> dict[str, Hashable]:
+    """The settings in which runs do not differ."""
+    columns = {name: [str(run.settings[i][1]) for run in runs] for i, (name, _) in enumerate(runs[0].settings)}
+    return {name: _values(texts)[0] for name, texts in columns.items() if len(set(texts)) == 1}
 
 
 def _with_settings(runs: Sequence[Run], rule: str | None, notes: list[str]) -> list[Run]:
@@ -484,6 +500,40 @@ def _once(runs: Sequence[Run], has_seeds: bool, notes: list[str]) -> list[Run]:
     if numbered:
         notes.append("There is no column of seeds: rows that differ in the loss alone count as seeds.")
     return result
+
+
+def _require_losses(runs: Sequence[Run], name: str, source: str) -> None:
+    """`InputError` for a column that is named as an accuracy, or has the shape of one at each size.
+
+    Losses have that shape, too, where all rates are too high.
+    """
+    curves = _grouped(runs, lambda run: (run.size, run.settings)).values()
+    remedy = f"write a column such as 100 - {name}, and name it: --column.loss=NAME"
+    if is_accuracy(name):
+        raise InputError(f"{source}: {name} looks like an accuracy, and a loss is wanted, which falls: {remedy}.")
+    if all(map(_is_hill, curves)):
+        raise InputError(
+            f"{source}: {name} is lowest at an end of the rates of each size, and highest inside of them. If it is an "
+            f"accuracy, {remedy}. If it is a loss, add rates beyond that end."
+        )
+
+
+def _is_hill(runs: Sequence[Run]) -> bool:
+    """Whether the highest mean of a curve is at a rate inside of the grid, and the lowest at an end."""
+    finite = [run for run in runs if math.isfinite(run.loss)]
+    rates = sorted({run.rate for run in finite})
+    means = [statistics.fmean(run.loss for run in finite if run.rate == rate) for rate in rates]
+    ends = (0, len(means) - 1)
+    return len(means) >= _HILL and means.index(min(means)) in ends and means.index(max(means)) not in ends
+
+
+def _said_of_diverged(runs: Sequence[Run], table: TextTable, loss: str) -> list[str]:
+    """How many runs count as diverged, and what they have in the column of losses."""
+    rows = {line: row for row, line in enumerate(table.lines)}
+    lines = [run.line for run in runs if math.isnan(run.loss)]
+    texts = [printable(table.columns[loss][rows[line]])[:40] or "empty" for line in lines]
+    said = [f"{text} ({n:,}, first in line {lines[texts.index(text)]})" for text, n in Counter(texts).most_common(6)]
+    return [f"Runs that count as diverged, by their {loss} or state: {', '.join(said)}."] * bool(said)
 
 
 def _of_common_seeds(runs: Sequence[Run], notes: list[str]) -> list[Run]:

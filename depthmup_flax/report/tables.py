@@ -16,6 +16,7 @@ from depthmup_flax.report.contrasts import SAME, contrasts, headline, main_verdi
 from depthmup_flax.report.curves import EVALUATED, LOSSES, axis_name, number
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 from depthmup_flax.report.verdict import (
+    MOST_OCTAVES,
     MOST_SEEDS,
     NOT_RESOLVED,
     OPPOSITE,
@@ -301,6 +302,8 @@ def _slope_sentences(variant: Json, field: str) -> list[str]:
 def _explanation(data: Json, analysis: Analysis) -> list[str]:
     """How to read the columns, and what the verdicts mean."""
     x, unit, initial = analysis.scale.name, analysis.scale.unit, analysis.initial_loss_name
+    octaves = [one["passing"]["grid"] for one in data["verdicts"] if one["passing"] and analysis.scale.log]
+    or_octaves = f", or {MOST_OCTAVES:g} octaves," * any(grid > 2 * MOST_OCTAVES for grid in octaves)
     exponents = any(slope.estimate for variant in analysis.variants for slope in variant.slopes.values())
     return [
         f"shift: best {x} minus the base's, in {unit}; 0 is perfect transfer"
@@ -311,7 +314,8 @@ def _explanation(data: Json, analysis: Analysis) -> list[str]:
         f"A rate transfers if the whole interval of the regret is below {100 * data['tolerance']:g} % of what the base "
         f"learned (tolerance), the loss {initial} minus its lowest, and does not if the whole interval is above. A "
         "control costs more if the whole interval of its regret minus the rule's is above 0. Would pass: the "
-        f"{unit} of the grid whose regret is below the tolerance; above half of the grid there is no evidence.",
+        f"{unit} of the grid whose regret is below the tolerance; above half of the grid{or_octaves} there is no "
+        "evidence.",
     ]
 
 

@@ -15,7 +15,7 @@ import scipy.special
 
 from depthmup_flax.report import optimum as opt
 from depthmup_flax.report import transfer
-from depthmup_flax.report.curves import Curve, Scale
+from depthmup_flax.report.curves import OCTAVES, Curve, Scale
 from depthmup_flax.report.optimum import Estimate
 from depthmup_flax.report.transfer import Analysis, Row, Variant
 
@@ -27,7 +27,10 @@ MOST_SEEDS = 100
 WORST_FIRST = OPPOSITE, NOT_RESOLVED, NO_EVIDENCE, SHOWN
 # A regret up to this share of what the base learned is small: of the loss before learning minus its lowest loss.
 TOLERANCE = 0.02
-_MOST_PASSING = 0.5  # of the grid: if more would pass, passing is no evidence
+# If more of the grid, or more octaves, would pass, passing is no evidence. Four octaves are half of the widest grid of
+# the sweeps that were judged before this limit; it keeps useless rates, which may be added, from making evidence.
+_MOST_PASSING, MOST_OCTAVES = 0.5, 4.0
+_MOVED = 0.5  # octaves of the best x from which a headline does not call it transferred without saying so
 _POINTS = 401  # at which a fitted curve is compared with the tolerance
 _ROUNDS_TO_0 = 5e-5  # a loss is printed with four digits
 
@@ -43,8 +46,9 @@ class Yardstick:
 
     @property
     def is_empty(self) -> bool:
-        """Whether most of the grid would pass, so that passing says nothing; or the base learned nothing."""
-        return not self.tolerance > 0 or self.passing > _MOST_PASSING * self.grid
+        """Whether so much of the grid would pass that passing says nothing; or the base learned nothing."""
+        most = min(_MOST_PASSING * self.grid, MOST_OCTAVES if self.unit == OCTAVES else math.inf)
+        return not self.tolerance > 0 or self.passing > most
 
 
 def tolerance_of(variant: Variant, share: float) -> float:
@@ -87,7 +91,7 @@ def judge(estimate: Estimate, bound: float) -> Judgment:
 
 
 def unless_empty(judgment: Judgment, measured_by: Yardstick) -> Judgment:
-    """No evidence in place of a verdict on a regret if most of the grid would pass, unless the regret is above."""
+    """No evidence in place of a verdict on a regret if too much of the grid would pass, unless the regret is above."""
     return Judgment(NO_EVIDENCE) if measured_by.is_empty and judgment.verdict != OPPOSITE else judgment
 
 
@@ -114,12 +118,21 @@ class Verdict:
 
     variant: str
     axis: str  # depth, width, or "width and depth"
-    row: Row  # the size that decides: the largest, or the worst
+    row: Row  # the size that decides: the largest, or where a rate does not transfer the one at which it costs most
     verdict: str  # TRANSFERS, DOES_NOT_TRANSFER, NOT_RESOLVED, NO_EVIDENCE or transfer.UNTRAINED
     remark: str = ""  # what decides if regrets do not, or limits them
     measured_by: Yardstick | None = None  # if regrets decide
     seeds_needed: int | None = None  # if it is not resolved
     other_loss: str = ""  # the verdict by another loss; empty if there is none
+    is_largest: bool = True  # whether the size that decides is the largest along the axis
+
+    @property
+    def moved(self) -> bool:
+        """Whether the best x moves by more than half an octave, and its interval does not contain 0."""
+        shift = self.row.shift
+        if shift is None or shift.interval is None:
+            return False
+        return abs(shift.value) > _MOVED and not shift.interval[0] <= 0 <= shift.interval[1]
 
 
 def verdicts(analysis: Analysis, tolerance: float = TOLERANCE, other: Analysis | None = None) -> list[Verdict]:
@@ -135,8 +148,12 @@ def verdicts(analysis: Analysis, tolerance: float = TOLERANCE, other: Analysis |
         through_base = [axis for axis in analysis.axes if axis.fixed == base.size(axis.other)]
         axes = {axis.name: axis.rows(larger) or axis.rows(others) for axis in through_base}
         axes["width and depth"] = [r for r in larger if r.curve.width != base.width and r.curve.depth != base.depth]
-        own = [_verdict(analysis, variant, name, rows, tolerance) for name, rows in axes.items() if rows]
-        results += [dataclasses.replace(one, other_loss=by_other.get((one.variant, one.axis), "")) for one in own]
+        for name, rows in axes.items():
+            if rows:
+                one = _verdict(analysis, variant, name, rows, tolerance)
+                is_largest = one.row.size == max(row.size[::-1] for row in rows)[::-1]
+                by_loss = by_other.get((one.variant, one.axis), "")
+                results.append(dataclasses.replace(one, other_loss=by_loss, is_largest=is_largest))
     return results
 
 

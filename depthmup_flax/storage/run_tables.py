@@ -39,6 +39,9 @@ NAMES: Mapping[str, Sequence[str]] = {
     "state": ("state", "status", "run_state", "run_status"),
 }
 NEEDED = ("width", "depth", "learning_rate", "loss")
+# Words in names of columns that grow toward the better; and in those that do not all the same, as in 100 - acc.
+_ACCURACIES = {"acc", "acc1", "valacc", "top1", "f1", "bleu", "rouge", "auc"}
+_ERRORS = {"err", "error", "loss", "minus", "1", "100"}
 _DELIMITERS = (",", ";", "\t", "|")
 _EMPTY = ("", "none", "null", "na", "n/a", "#n/a", "<na>", "-", "--", "?", "diverged")
 _NO_NUMBER = (*_EMPTY, "nan")
@@ -169,6 +172,12 @@ def _usual_columns(columns: Sequence[str]) -> dict[str, str]:
         if places:
             result[role] = min(places, key=places.__getitem__)
     return result
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a column is named as what grows toward the better."""
+    words = set(re.split("[^a-z0-9]", name.lower()))
+    return not words & _ERRORS and (not words.isdisjoint(_ACCURACIES) or any("accuracy" in word for word in words))
 
 
 def other_losses(columns: Iterable[str], loss: str | None) -> list[str]:

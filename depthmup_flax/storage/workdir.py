@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 
 from depthmup_flax.storage.files import HALF_WRITTEN, REMEDY, as_path, create, is_bucket, read_json, writing_to
 from depthmup_flax.util.errors import Busy, InputError, RunStopped
+
+log = logging.getLogger(__name__)
 
 MARK = "workdir.json"  # written at the first claim: {"kind": "sweep"}
 WAIT_S = 5.0  # for a process that is about to end
@@ -193,6 +196,8 @@ def kind_of(workdir: pathlib.Path) -> str | None:
 def _mark(workdir: pathlib.Path, kind: str) -> None:
     """Creates the directory and its mark if absent; `InputError` if it holds another kind of work."""
     if not is_bucket(workdir):  # which has no directories
+        if workdir.is_absolute() and not workdir.parent.exists():
+            log.info("creating %s: there was no %s", workdir, workdir.parent)  # a disk may not be mounted
         workdir.mkdir(parents=True, exist_ok=True)
     if (present := kind_of(workdir)) not in (None, kind):
         raise InputError(f"workdir {str(workdir)!r} holds {NAMES[str(present)]}, not {NAMES[kind]}: choose another.")

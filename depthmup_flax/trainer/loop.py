@@ -146,7 +146,8 @@ def _built(config: ConfigDict) -> tuple[Experiment, jax.sharding.Mesh, Json, Jso
     if "wandb" in config.train.writers:
         require("wandb", "train.writers='wandb'")
     mesh = sharding.make_mesh(config.mesh)
-    sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh)
+    hint = " A run that exists keeps its batch size: resume it on fewer devices."
+    sharding.require_divisible(config.train.batch_size, config.train.accumulate, mesh, hint)
     return experiment, mesh, stored_dataset.to_json(experiment.dataset), identity.programs(experiment, {})
 
 

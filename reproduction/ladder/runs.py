@@ -178,7 +178,7 @@ def check(name: str, predicted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs a command for targets, by default all, and writes what it found after each."""
+    """Runs a command for targets that are not done, by default all; writes and prints what it found."""
     parser = argparse.ArgumentParser("python -m reproduction.ladder.runs")
     parser.add_argument("command", choices=("predict", "check"))
     parser.add_argument("names", nargs="*", choices=[*TARGETS, []], default=[])
@@ -188,13 +188,12 @@ def main() -> None:
     file = predictions if args.command == "predict" else results
     done = json.loads(file.read_text()) if file.exists() else {}
     for name in args.names or TARGETS:
-        if name in done:
-            continue
-        if args.command == "predict":
-            done[name] = predict(name, args.budget)
-        else:
-            done[name] = check(name, json.loads(predictions.read_text())[name])
-        file.write_text(json.dumps(done, indent=1) + "\n")
+        if name not in done:
+            if args.command == "predict":
+                done[name] = predict(name, args.budget)
+            else:
+                done[name] = check(name, json.loads(predictions.read_text())[name])
+            file.write_text(json.dumps(done, indent=1) + "\n")
         print(name, done[name], flush=True)
 
 

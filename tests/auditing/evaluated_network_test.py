@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import depthmup_flax as dm
-from depthmup_flax.auditing import model_audit
+from depthmup_flax.auditing import evaluated_network, model_audit
 from depthmup_flax.models import create_model
 
 RULE = dm.get_parametrization("depth_mup")
@@ -201,3 +201,23 @@ def test_a_small_change_of_outputs_is_told_from_that_of_an_epsilon(monkeypatch, 
     monkeypatch.setattr(model_audit, "all_findings", lambda compared: [])
     result = dm.audit(normed(16, 0.5, place), normed(8, 1.0, place), X, axes="width", carry=False)
     assert result.ok == is_ok, str(result)
+
+
+def averaged(width, depth, factor=1.0):
+    """`pair` with an average over the batch before its readout, of rows that are nearly equal."""
+    plain, shapes = pair(width, depth, factor, edited=False)
+
+    def apply(p, x):
+        h = plain(p | {"head": jnp.eye(width)}, 1 + 3e-3 * x)
+        variance = jnp.mean(h * h, 0) - jnp.mean(h, 0) ** 2
+        return (h - jnp.mean(h, 0)) * jax.lax.rsqrt(jnp.maximum(variance, 0.0) + 1e-5) @ p["head"]
+
+    return apply, shapes
+
+
+def test_rounding_that_a_batch_average_magnifies_is_no_missing_factor(monkeypatch):
+    right = dm.audit(averaged(24, 4), averaged(8, 2), X)
+    assert right.ok
+    assert any("rounding" in note for note in right.notes)
+    monkeypatch.setattr(evaluated_network, "_OF_ROUNDING", 0)
+    assert [finding.name for finding in dm.audit(averaged(24, 4), averaged(8, 2), X).not_judged] == ["outputs"]

@@ -1,5 +1,7 @@
 """Blank data: programs for them are those for the real set."""
 
+import re
+
 import jax
 import numpy as np
 import PIL.Image
@@ -79,8 +81,9 @@ def test_data_that_are_here_are_read_once(folder):
 
 
 def test_what_a_blank_set_lacks_is_asked_for():
-    assert "no folder" in error(blank, name="folder:mine", image_size=8)
-    assert "no file" in error(blank, name="text:mine.txt")
+    assert re.search("no folder .* or synthetic", error(blank, name="folder:mine", image_size=8))
+    assert re.search("no file .* data.name=text:tinyshakespeare.txt", error(blank, name="text:mine.txt"))
+    assert "To plan" not in error(blank, name="python:no_module:f")
     assert "Set data.image_size" in error(blank, name="tfds:imagenet2012")
 
 

@@ -218,7 +218,8 @@ def test_tpu_chips_with_a_hole_are_refused():
 )
 def test_a_batch_that_does_not_divide_is_refused(batch_size, accumulate, devices, multiple):
     mesh = jax.sharding.AbstractMesh((devices, 1), sharding.MESH_AXES)
-    with pytest.raises(InputError, match=f"^train.batch_size is {batch_size}: it must be a multiple of {multiple},"):
+    says = f"^train.batch_size is {batch_size}: it must be a multiple of {multiple}, .* train.accumulate={accumulate}.$"
+    with pytest.raises(InputError, match=says):
         sharding.require_divisible(batch_size, accumulate, mesh)
 
 

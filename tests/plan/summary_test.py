@@ -61,7 +61,7 @@ def test_a_plan_counts_products_and_steps(step):
     assert plan.gflops == 8 * (4 * weights["stem"] + 6 * (weights["blocks"] + weights["readout"])) / 1e9
     assert plan.steps == 40
     assert plan.by_compiler["flops"] > 0
-    assert "40 steps" in str(plan)
+    assert f"{1e9 * plan.gflops * 40:.3g} FLOP in 40 steps" in str(plan)
     assert plan.as_json()["memory"]["total"] == plan.memory.total
 
 

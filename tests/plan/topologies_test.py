@@ -5,15 +5,14 @@ import pytest
 from data_sets import error
 
 from depthmup_flax.plan import topologies
-from depthmup_flax.plan.topologies import environment_for, topology_devices
+from depthmup_flax.plan.topologies import environment_for, topology_devices, with_shape
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("v9:2x2", "--topology is 'v9:2x2'"),
-        ("v5litepod-8", "v5e:4x4"),
-        ("v5e-16", "v5e:4x4"),
+        ("v5litepod-12", "or v5e-16"),
         ("h100:8", "GPUs"),
         ("v5e", "write a slice as v5e:4x4"),
         ("v5e:2x0", "write a slice as v5e:4x4"),
@@ -23,6 +22,22 @@ from depthmup_flax.plan.topologies import environment_for, topology_devices
 def test_a_topology_that_does_not_exist_is_refused_with_an_example(name, says):
     message = error(topology_devices, name)
     assert says in message
+
+
+@pytest.mark.parametrize(
+    ("rented", "topology"),
+    [
+        ("v5litepod-1", "v5e:1x1"),
+        ("v5litepod-8", "v5e:2x4"),
+        ("v5e-32", "v5e:4x8"),
+        ("v6e-256", "v6e:16x16"),
+        ("v5e-12", "v5e-12"),
+        ("v5p-32", "v5p-32"),  # counts cores, and has three dimensions
+        ("v5e:4x8", "v5e:4x8"),
+    ],
+)
+def test_a_slice_may_be_named_as_it_is_rented(rented, topology):
+    assert with_shape(rented) == topology
 
 
 def test_slices_are_for_tpus():

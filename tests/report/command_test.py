@@ -2,10 +2,29 @@
 
 import os
 
-from planted_sweeps import RATES, X, parabola, sweep_of, write
+import pytest
+from planted_sweeps import RATES, X, data_of, parabola, sweep_of, write
 from processes import run_lines
 
+from depthmup_flax.commands.report import transferred_rate
+
 SWEEP = sweep_of(parabola, {X: RATES[4:6]})  # one size: its reports have one figure
+
+
+@pytest.mark.parametrize(
+    ("drift", "rate"), [({"mup": 2.0}, 2.0**-8), ({"mup": 0.0}, None), ({"mup": 2.0, "depth_mup": 2.0}, None)]
+)
+def test_the_rate_of_the_only_variant_that_transfers_goes_to_the_large_run(drift, rate):
+    """``drift``: octaves by which the best rate moves from depth 4 to 16, by preset."""
+
+    def loss(point):
+        moved = drift.get(point["parametrization.preset"], 0.0) * (point["model.depth"] > 4)
+        return parabola(point, best=-8.0 - moved, noise=0.01)
+
+    axes = {"parametrization.preset": ("depth_mup", "mup"), "model.depth": (4, 16), X: RATES, "seed": (0, 1, 2)}
+    data = data_of(sweep_of(loss, axes))
+    assert transferred_rate(data) == rate
+    assert transferred_rate(data | {"x": "optimizer.kwargs.b1"}) is None
 
 
 def test_the_command_prints_tables_and_paths_and_takes_the_sweep_that_was_written_to_last(tmp_path):

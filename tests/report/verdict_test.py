@@ -79,6 +79,37 @@ def test_the_headline_judges_the_rule_against_its_control():
     assert data["verdicts"][0]["verdict"] == TRANSFERS
 
 
+@pytest.mark.parametrize(
+    ("drift", "curvature", "noise", "is_said"),
+    [(-0.4, 0.02, 1e-4, True), (-0.2, 0.02, 1e-4, False), (-0.4, 0.005, 0.006, False)],
+    ids=["moves", "moves by less than half an octave", "not resolved"],
+)
+def test_a_best_rate_that_moves_is_not_said_to_transfer_without_how_far(drift, curvature, noise, is_said):
+    text = data_of(planted({"depth_mup": drift}, noise=noise, curvature=curvature))["headline"]
+    start = "The learning rate transfers over depth"
+    if not is_said:
+        assert text == f"{start}."
+        return
+    head, moves, cost = text.split(", ")
+    assert (head, moves.partition(" ±")[0]) == (start, "but at 64 x 64 the best learning rate moves by -0.8")
+    added = 0.02 * 0.8**2
+    assert cost == (
+        f"and keeping the base's adds {added:.2g} to the training loss (tolerance 0.02: --tolerance=0.01 is stricter)."
+    )
+
+
+def test_the_headline_names_the_size_that_decides_where_it_is_not_the_largest():
+    best = {4: -8.0, 16: -5.5, 64: -8.0}
+    loss = lambda point, _: 2 + 0.03 * (math.log2(point[X]) - best[point["model.depth"]]) ** 2
+    assert headline_of(study_of(planted({"depth_mup": 0.0}, loss=loss))) == (
+        "The learning rate does not transfer over depth (at 64 x 16)."
+    )
+    best[64] = -5.0
+    assert headline_of(study_of(planted({"depth_mup": 0.0}, loss=loss))) == (
+        "The learning rate does not transfer over depth."
+    )
+
+
 def test_the_headline_says_what_is_better_and_worse_where_the_cost_itself_is_not_resolved():
     drift = {"depth_mup": 0.4, "sp": -1.2, "ode": 0.0}
     analysis = study_of(planted(drift, noise=0.004, seeds=3, presets=tuple(drift)))

@@ -58,6 +58,16 @@ def test_where_most_of_the_grid_would_pass_only_failing_is_evidence():
     assert failing.verdict == DOES_NOT_TRANSFER
 
 
+@pytest.mark.parametrize("lowest", [-12, -14, -20])
+def test_useless_rates_do_not_make_evidence(lowest):
+    """4.6 octaves pass of a grid that ends at 2^-4, however far it goes down."""
+    axes = {"model.depth": (4, 64), X: [2.0**k for k in range(lowest, -3)], "seed": (0, 1, 2)}
+    loss = lambda point: 2 + 0.004 * (math.log2(point[X]) + 8) ** 2 + 1e-5 * math.sin(point["seed"] + point[X])
+    (found,) = verdicts(study_of(sweep_of(loss, axes)))
+    assert found.measured_by.passing == pytest.approx(2 * math.sqrt(0.02 / 0.004), abs=0.1)
+    assert found.verdict == NO_EVIDENCE
+
+
 def _raised(record):
     """At depth 64 the loss is higher from the base's best rate on, in less than half of the grid."""
     raised = 0.1 * (record.depth == 64 and -8.5 < math.log2(record.point[X]) < -7.5)

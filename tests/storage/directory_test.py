@@ -38,6 +38,14 @@ def test_a_directory_of_one_kind_of_work_is_reopened_for_it_and_refused_untouche
     assert content(tmp_path) == before
 
 
+def test_a_directory_that_is_created_with_its_parent_is_told(tmp_path, caplog):
+    caplog.set_level("INFO")
+    for _ in range(2):
+        with claimed(tmp_path / "absent" / "run", RUN), claimed(tmp_path / "run", RUN):
+            pass
+    assert caplog.messages == [f"creating {tmp_path}/absent/run: there was no {tmp_path}/absent"]
+
+
 @pytest.fixture
 def sweeps_directory(tmp_path):
     """A copy of the records of a sweep, without a mark."""

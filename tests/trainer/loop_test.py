@@ -229,3 +229,16 @@ def test_an_unknown_field_is_named_with_the_closest_known_one():
         config.train.batchsize = 3
     with pytest.raises(InputError, match=r"'train\.batchsize'.*'train\.batch_size'"):
         validate(config)
+
+
+def test_an_unknown_field_that_is_like_no_other_is_answered_with_those_of_its_section():
+    config = tiny()
+    with config.unlocked():
+        config.mesh.model = 2
+    with pytest.raises(InputError, match=r"'mesh\.model': mesh has data, fsdp\.$"):
+        validate(config)
+
+
+def test_a_batch_that_more_devices_do_not_divide_tells_how_to_resume(tmp_path):
+    with pytest.raises(InputError, match="resume it on fewer devices"):
+        train_and_evaluate(tiny(train={"accumulate": 3}), tmp_path / "run")

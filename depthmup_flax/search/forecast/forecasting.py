@@ -73,6 +73,7 @@ class TargetForecast(Forecast):
             "",
             seeds,
             f"target: width {target.width}, depth {target.depth}, {target.steps:,} steps of {self.batch_size} examples",
+            *filter(None, [self.fits[0].warning]),
             f"forecast of one run{by}: {name} {self.loss:.4g}, 95 % interval {low:.4g} to {high:.4g}",
             self.test,
             f"extrapolation: {beyond}cost {cost_ratio:.3g} times that of the largest "
@@ -83,8 +84,6 @@ class TargetForecast(Forecast):
                 f"Warning: forecasts were checked against trained targets up to {CHECKED_COST_RATIO} times the cost of "
                 "the largest rung: this one lies beyond."
             )
-        if warning := self.fits[0].warning:
-            lines.append(warning)
         if factors[STEPS] > 1:
             lines.append(
                 "Warning: what only long runs learn is not foreseen, and the interval is wider for it. Targets of 3 to "

@@ -79,8 +79,8 @@ class Fit:
         if not self.at_bound:
             return ""
         return (
-            f"Warning: an exponent of the law is at its bound, {2.0 ** _EXPONENTS[0]:g}: the interval is not reliable "
-            "for far targets. Add sizes nearer to the target."
+            f"Warning: an exponent of the law is at its bound, {2.0 ** _EXPONENTS[0]:g}: if the loss falls more "
+            "slowly, a far target ends below the interval. Add sizes nearer to the target."
         )
 
 

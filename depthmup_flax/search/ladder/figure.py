@@ -16,7 +16,7 @@ from depthmup_flax.search.ladder.law import Size, known_laws
 
 _POINTS = 41  # of the band
 _SHOWN = 0.15  # relative to the lowest loss: a curve's higher part is cut
-_NEAR = 0.02  # of the axis: sizes that share a label
+_NEAR = 0.045  # of the axis: sizes that share a label, as names at 45 degrees would overlap
 _BESIDE = 0.4  # octaves of parameters between sizes that have equally many
 _HEIGHT = 0.8  # of a curve, in units of the distance between sizes
 
@@ -63,7 +63,7 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
         error = 1.96 * one.search.error
         axes.errorbar(place, one.search.rate, error, color=color, marker="o", capsize=3, zorder=5)
     _draw_band(ladder, axes)
-    labels = _labels(sizes)
+    labels = _labels(places_of(sizes), sizes)
     names = [", ".join(near) for near in labels.values()]
     axes.set_xticks(list(labels), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_xlabel("width x depth, apart as log of width² depth")
@@ -74,9 +74,9 @@ def _draw_rates(ladder: Any, axes: Axes) -> None:
     )
 
 
-def _labels(sizes: Sequence[Size]) -> dict[float, list[str]]:
+def _labels(places: Sequence[float], sizes: Sequence[Size]) -> dict[float, list[str]]:
     """Place -> the sizes there, or so near that their names would overlap."""
-    ordered = sorted(zip(places_of(sizes), map(str, sizes), strict=True))
+    ordered = sorted(zip(places, map(str, sizes), strict=True))
     near = _NEAR * (ordered[-1][0] - ordered[0][0])
     labels = dict[float, list[str]]()
     for place, size in ordered:
@@ -108,19 +108,22 @@ def _draw_band(ladder: Any, axes: Axes) -> None:
 
 def _draw_steps(ladder: Any, axes: Axes) -> None:
     axes.axhline(100 * ladder.regret.mean, color="0.45", linestyle="--", linewidth=1)
-    best = ladder.next
-    for rank, one in enumerate(sorted(ladder.steps, key=lambda one: one.regret.mean)):
+    best, regrets = ladder.next, {math.log2(one.cost): 100 * one.regret.mean for one in ladder.steps}
+    for one in ladder.steps:
         axes.plot(100 * one.cost, 100 * one.regret.mean, "o", color="C0", markersize=10 if one is best else 5)
+    for place, names in _labels(list(regrets), [one.size for one in ladder.steps]).items():
         axes.annotate(
-            str(one.size),
-            (100 * one.cost, 100 * one.regret.mean),
-            xytext=(4, 4 if rank % 2 else -11),  # the lowest below, then in turn: names of neighbors do not overlap
+            ", ".join(names),
+            (100 * 2.0**place, regrets[place]),
+            xytext=(2, 5),
             textcoords="offset points",
+            rotation=45,
+            rotation_mode="anchor",
             fontsize=8,
         )
     axes.set_xscale("log")
     style.plain_numbers(axes.xaxis)
-    axes.margins(x=0.3)  # room for the last name
+    axes.margins(x=0.2)  # room for the last name
     axes.set_xlabel("cost, % of a run of the target (log scale)")
     axes.set_ylabel("expected regret, %")
     axes.set_ylim(0, 115 * ladder.regret.mean)

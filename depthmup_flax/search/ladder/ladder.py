@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -34,7 +35,7 @@ _FALLBACK = "sp"  # of a table that names no rule: the widest law
 _FEWEST_RUNGS = 4  # of a forecast
 _MEASURED = {"width": 16, "depth": 64}  # the largest ratios in the sweeps to which laws were fitted
 _SHAPE = 5  # rates of a curve that says what errors cost
-_DECAYS = ("weight_decay", "wd", "decay")  # columns of settings
+_DECAYS = ("weight_decay", "wd", "decay")  # columns
 _GAIN = 0.9  # of the regret: a size that leaves more is not proposed
 
 
@@ -53,6 +54,7 @@ class Ladder:
     forecast: Forecast | None
     notes: Sequence[str]
     kept: float | None = None  # the rate of which the regret is expected, if not the best one
+    of_smallest: Regret | None = None  # of the smallest size's best rate, if no rate is kept
     why_no_forecast: str = ""
 
     @property
@@ -82,19 +84,25 @@ class Ladder:
 
     @property
     def statement(self) -> list[str]:
-        """The best rate with its error, and what one more size would bring."""
+        """The best rate with its error, what one more size would bring, and what the smallest size's rate costs."""
         unit = "what is learned" if math.isfinite(self.learned) else "the loss"
         low, high = self.interval
-        mean, p90 = _percent(self.regret.mean), _percent(self.regret.high)
         of_kept = f" of the tuned {self.kept:.2g}" if self.kept else ""
         first = f"best rate at {self.target}: {self.rate:.2g} ({low:.2g} to {high:.2g}), "
-        first += f"expected regret{of_kept} {mean} of {unit} (90 %: below {p90})"
+        first += f"expected regret{of_kept} {_with_high(self.regret, f'of {unit} ')}"
         if (best := self.next) is None:
             why = "would hardly lower it" if self.steps else "costs more than a run of the target"
-            return [first, f"one more size {why}", *self._too_far]
-        after, cost = _percent(best.regret.mean), _percent(best.cost)
-        second = f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"
-        return [first, second, *self._too_far]
+            second = f"one more size {why}"
+        else:
+            after, cost = _percent(best.regret.mean), _percent(best.cost)
+            second = f"one more size, {best.size}, would make it {after} and cost {cost} of the target's run"
+        lines = [first, second]
+        if self.of_smallest:
+            small = self.searched[0].search
+            lines.append(
+                f"{2**small.rate:.2g}, the best rate of {small.size}, would cost {_with_high(self.of_smallest)}"
+            )
+        return [*lines, *self._too_far]
 
     @property
     def _too_far(self) -> list[str]:
@@ -138,7 +146,7 @@ class Ladder:
         if self.forecast is None:
             return [self.forecast_line]
         law = self.forecast.fits[0]
-        lines = [self.forecast_line, f"law: loss ~ {law.law}", law.warning]
+        lines = [law.warning, self.forecast_line, f"law: loss ~ {law.law}"]
         if (ratio := _cost_ratio(self.target, self.searched)) > CHECKED_COST_RATIO:
             lines.append(
                 f"Warning: the target costs {ratio:,.3g} times a run of the largest size: forecasts were checked up to "
@@ -193,6 +201,12 @@ def _percent(share: float) -> str:
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
+def _with_high(regret: Regret, unit: str = "") -> str:
+    """``0.4 % (90 %: below 1 %)``; a mean above that is of few large regrets, as of rates that diverge."""
+    rare = "; few costly cases make the mean" if regret.mean > regret.high else ""
+    return f"{_percent(regret.mean)} {unit}(90 %: below {_percent(regret.high)}{rare})"
+
+
 def ladder(
     records: Any,
     target: tuple[int, int],
@@ -201,7 +215,7 @@ def ladder(
     batch_size: int | None = None,
     rule: str | None = None,
     optimizer: str = "adam",
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     initial_loss: float | None = None,
     budget: float = BUDGET,
     columns: Mapping[str, str] | None = None,
@@ -219,7 +233,8 @@ def ladder(
       steps, batch_size: of the target; ``None``: those of the largest size in the table. Other ones move the rate as
         `rescaled_hyperparameters` says.
       rule: whose law is used, ``depth_mup``, ``completep``, ``mup`` or ``sp``; ``None``: the table's, or else ``sp``.
-      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs: for other steps and batch sizes.
+      optimizer, weight_decay: a name of `OPTIMIZER_RULES`, and the decay of its runs, by default that of a column: for
+        other steps and batch sizes.
       initial_loss: before learning, such as the logarithm of the number of classes; the regret is then a share of what
         is learned, not of the loss.
       budget: the most that one more size may cost, in runs of the target.
@@ -239,21 +254,23 @@ def ladder(
     require_number("budget", budget, above=0)
     notes, given_rule = list(own.notes), rule
     runs, rule = _of_one_series(own.runs, rule, notes)
-    law, initial = _law(rule, optimizer, weight_decay), _initial(runs, initial_loss, notes)
+    decay = _decay({**own.constants, **dict(runs[0].settings)}) if weight_decay is None else weight_decay
+    law, initial = _law(rule, optimizer, decay), _initial(runs, initial_loss, notes)
     searched = _searched(runs, own.unfinished, law, initial, notes)
     large = searched[-1]
     goal = _goal(target, {"steps": steps, "batch_size": batch_size}, searched, notes)
-    decays = [value for name, value in dict(runs[0].settings).items() if name.rpartition(".")[2] in _DECAYS]
-    if decays and not weight_decay:
+    examples = {size.place[2] for size in [goal, *(one.search.size for one in searched)]}
+    if decay and weight_decay is None and len(examples) > 1:
         notes.append(
-            f"Weight decays differ: the target is taken to have these runs', {decays[0]}. For other steps or another "
-            f"batch size say so: --weight_decay={decays[0]}."
+            f"The runs' weight decay is {decay:g}: with decay the best rate stays for other numbers of examples. "
+            "--weight_decay=0 moves it as without."
         )
     prediction = law.predict([one.search for one in searched], goal)
     learned = initial - large.lowest if initial - large.lowest > 0 else math.nan
     unit = learned if math.isfinite(learned) else abs(large.lowest) or 1.0
     shape = max((one for one in searched if len(one.curve.rates) >= _SHAPE), key=searched.index, default=large).curve
     regret = expected_regret(shape, prediction, unit, math.log2(kept) if kept else None)
+    small = None if kept else expected_regret(shape, prediction, unit, searched[0].search.rate)
     if given_rule is None:
         options: Any = {"steps": steps, "batch_size": batch_size, "optimizer": optimizer, "weight_decay": weight_decay}
         notes += _of_other_rules(own, target, rule, initial_loss=initial, **options)
@@ -270,6 +287,7 @@ def ladder(
         forecast=forecast,
         notes=notes,
         kept=kept,
+        of_smallest=small,
         why_no_forecast=why,
     )
 
@@ -314,6 +332,12 @@ def _initial(runs: Sequence[Run], given: float | None, notes: list[str]) -> floa
         notes.append(f"The initial loss, {initial:.4g}, is not above the lowest one: it is left out.")
         return math.nan
     return initial
+
+
+def _decay(settings: Mapping[str, Any]) -> float:
+    """The number in a column of weight decays; 0 without one."""
+    named = [value for name, value in settings.items() if re.split("[/.]", name)[-1] in _DECAYS]
+    return next((value for value in named if isinstance(value, float) and math.isfinite(value)), 0.0)
 
 
 def _law(rule: str, optimizer: str, weight_decay: float) -> Law:

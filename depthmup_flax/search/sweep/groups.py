@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
+import jax
 from ml_collections import ConfigDict
 
 from depthmup_flax.config.fields import make_parametrization
@@ -19,6 +21,7 @@ from depthmup_flax.trainer.engine.experiment import Experiment
 from depthmup_flax.trainer.engine.from_config import build, require_followed, require_read
 from depthmup_flax.trainer.engine.user_task import UserTask
 from depthmup_flax.util.errors import InputError
+from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.table import Table, cell_text
 
 
@@ -29,6 +32,12 @@ class Group:
     experiment: Experiment  # of the first run
     runs: list[Run]  # those of this shard
     label: str  # the other values, for people
+
+    @functools.cached_property
+    def step_flops(self) -> int:
+        """Of the matrix products in a training step of one run."""
+        arguments = self.experiment.step_shapes()
+        return count_flops(jax.make_jaxpr(self.experiment.step({}))(*arguments))
 
 
 def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], Dataset]) -> list[Group]:

@@ -18,7 +18,6 @@ from depthmup_flax.search.sweep.grid import Run
 from depthmup_flax.search.sweep.groups import Group
 from depthmup_flax.trainer.engine.lanes import LaneProgram, LaneRun, cohorts, one_seed_fits
 from depthmup_flax.util.errors import InputError
-from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.types import Batch
 
 T = TypeVar("T")
@@ -27,24 +26,20 @@ T = TypeVar("T")
 class GroupPrograms:
     """Compiles programs for a group, each once. They depend on the whole group: a restart compiles the same ones.
 
-    For ``mesh`` and ``data`` see `LaneProgram`; ``compiled`` holds the programs by the arguments of `get`.
+    The sweep's axes are data, also where this group has one value: other groups may train in the programs, too
+    (`serves`). For ``mesh`` and ``data`` see `LaneProgram`; ``compiled`` holds the programs by the arguments of `get`.
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
         self.group, self.experiment, self.mesh, self._data = group, group.experiment, mesh, data
         self.compiled: dict[tuple[int, bool], LaneProgram] = {}
 
-    @functools.cached_property
-    def step_flops(self) -> int:
-        """Of the matrix products in a training step of one run."""
-        arguments = self.experiment.step_shapes()
-        return count_flops(jax.make_jaxpr(self.experiment.step({}))(*arguments))
-
     def get(self, per_device: int, one_seed: bool) -> LaneProgram:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
         key = per_device, one_seed
         if key not in self.compiled:
-            self.compiled[key] = LaneProgram(self.experiment, self.group.runs, self.mesh, *key, self._data)
+            runs = self.group.runs
+            self.compiled[key] = LaneProgram(self.experiment, runs, self.mesh, *key, self._data, free=runs[0].point)
         return self.compiled[key]
 
     def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:
@@ -57,6 +52,9 @@ class GroupPrograms:
 # On a CPU, the most FLOP in the matrix products of a step of all lanes of a device. Smaller steps wait for the host: in
 # 4 lanes a run of ResMLP 32x4 (2.2e6) took 0.2 to 0.4 times as long as in one, 128x8 (5.3e7) 1.1 times.
 _STEP_FLOPS = 1e7
+# The most FLOP in the matrix products of empty lanes, to save a compilation: a few seconds on a core, for networks that
+# are tiny enough to have lanes there.
+_EMPTY_FLOPS = 5e9
 MEMORY_SHARE = 0.8
 _REFUSALS = (
     r"required for HLO temporaries \((?P<without_data>[\d.]+\w)\) exceeds available \w+ \((?P<available>[\d.]+\w)\)",
@@ -74,17 +72,47 @@ def choose_program(programs: GroupPrograms, runs: Sequence[Run], lanes: int | No
 
     ``lanes``: the most; 0: all runs at once; ``None``: by the work of a step.
     """
-    most = math.ceil(len(programs.group.runs) / programs.mesh.size)
-    if lanes is None and sharding.platform(programs.mesh) == "cpu":
-        pays = 1 if programs.experiment.convolves else max(1, int(_STEP_FLOPS / max(programs.step_flops, 1)))
-        lanes = fewer_lanes(pays + 1, most, 1.0)
-    _, program = largest_that_fits(programs, runs, min(lanes or most, most), memory_limit())
+    _, program = largest_that_fits(programs, runs, _most_lanes(programs.group, programs.mesh, lanes), memory_limit())
     if isinstance(program, OutOfMemory):
         raise InputError(
             f"train.batch_size is {runs[0].config.train.batch_size}: a single run does not fit into a device's "
             "memory. Lower it, or set train.accumulate or model.remat."
         )
     return program
+
+
+def _most_lanes(group: Group, mesh: Mesh, lanes: int | None) -> int:
+    """On each device, before memory is looked at; ``lanes`` as for `choose_program`."""
+    most = math.ceil(len(group.runs) / mesh.size)
+    if lanes is None and sharding.platform(mesh) == "cpu":
+        pays = 1 if group.experiment.convolves else max(1, int(_STEP_FLOPS / max(group.step_flops, 1)))
+        lanes = fewer_lanes(pays + 1, most, 1.0)
+    return min(lanes or most, most)
+
+
+def serves(earlier: Group, group: Group, mesh: Mesh, lanes: int | None) -> bool:
+    """Whether ``group`` trains in the programs of an ``earlier`` one, of the same structure, instead of in its own.
+
+    It does unless its runs differ in a constant of those programs, have more seeds, for whose examples there is no
+    room, or empty lanes would compute more than a compilation costs. By the groups alone, as in `choose_program`, whose
+    ``lanes`` this takes.
+    """
+    constants = {name: value for name, value in _agreed(earlier.runs).items() if name not in earlier.runs[0].point}
+    if _seeds(group) > _seeds(earlier) or not constants.items() <= _agreed(group.runs).items():
+        return False
+    at_once = _most_lanes(earlier, mesh, lanes)
+    empty = -len(group.runs) % (at_once * mesh.size)
+    return at_once == 1 or empty * earlier.step_flops * earlier.experiment.total_steps <= _EMPTY_FLOPS
+
+
+def _agreed(runs: Sequence[LaneRun]) -> dict[str, float]:
+    """The hyperparameters in which no two of ``runs`` differ."""
+    first = runs[0].hyperparameters
+    return {name: value for name, value in first.items() if all(run.hyperparameters[name] == value for run in runs)}
+
+
+def _seeds(group: Group) -> int:
+    return len({run.seed for run in group.runs})
 
 
 def memory_limit() -> float:

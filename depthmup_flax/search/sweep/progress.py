@@ -53,7 +53,8 @@ class SweepProgress:
         """Shows what the group trains, and how."""
         devices = f" on each of {program.mesh.size} devices" if program.mesh.size > 1 else ""
         of = f"{group.experiment.total_steps} steps, {group.experiment.parameters:,} parameters"
-        log.info("%s: %d runs of %s; %d at a time%s", group.label, runs, of, program.per_device, devices)
+        at_once = min(program.per_device, math.ceil(runs / program.mesh.size))
+        log.info("%s: %d runs of %s; %d at a time%s", group.label, runs, of, at_once, devices)
 
     def train(self, cohort: Cohort) -> None:
         """Counts the runs of ``cohort`` as running until `update`."""

@@ -25,7 +25,7 @@ from depthmup_flax.devices import sharding
 from depthmup_flax.devices.preemption import Preemption
 from depthmup_flax.search.sweep.grid import Run, expand, extension, structure, sweep_info
 from depthmup_flax.search.sweep.groups import Group, groups_of_shard, plan
-from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program
+from depthmup_flax.search.sweep.lane_choice import GroupPrograms, choose_program, serves
 from depthmup_flax.search.sweep.progress import SweepProgress
 from depthmup_flax.search.sweep.unfinished import Unfinished
 from depthmup_flax.storage import sweep_records
@@ -151,6 +151,9 @@ class _Runner:
     progress: SweepProgress = dataclasses.field(init=False)
     versions: dict[str, str] = dataclasses.field(init=False)  # of packages and the user's modules
     groups_trained: int = 0
+    # Structure -> the groups in whose programs this and later groups train.
+    owners: dict[str, list[Group]] = dataclasses.field(default_factory=dict)
+    programs: GroupPrograms | None = None  # of the last group
     # The programs of the next group, which a thread compiles: XLA does not hold Python's lock.
     compiler: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1))
     ahead: tuple[GroupPrograms, Future[LaneProgram]] | None = None
@@ -188,6 +191,8 @@ class _Runner:
             self._run_groups(extended)
 
     def _run_groups(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._owner(group)
         left = [group for group in groups if self._left(group)]
         for group, following in itertools.zip_longest(left, left[1:]):
             self._train_group(group, following)
@@ -204,7 +209,7 @@ class _Runner:
         program = choose_program(programs, runs, self.lanes)
         self.progress.start(group, len(runs), program)
         self.unfinished.delete()
-        if following is not None and _pays_ahead(self.mesh) and following.experiment.dataset is self.dataset:
+        if following is not None and self._compiles_ahead(following):
             ahead, choose = GroupPrograms(following, self.mesh, self.data), own_surroundings()(choose_program)
             self.ahead = ahead, self.compiler.submit(choose, ahead, self._left(following), self.lanes)
         for part in cohorts(runs, program.per_device, self.mesh.size):
@@ -221,9 +226,31 @@ class _Runner:
             jax.clear_caches()
             gc.collect()
         if self.dataset is not group.experiment.dataset:
-            self.dataset, self.data = group.experiment.dataset, None  # frees the memory first
+            self.dataset, self.data, self.programs = group.experiment.dataset, None, None  # frees the memory first
             self.data = put_train_data(self.dataset, self.mesh)
-        return GroupPrograms(group, self.mesh, self.data) if ahead is None else ahead[0]
+        owner = self._owner(group)
+        if ahead is not None:
+            self.programs = ahead[0]
+        elif self.programs is None or self.programs.group is not owner:
+            self.programs = GroupPrograms(owner, self.mesh, self.data)
+        return self.programs
+
+    def _owner(self, group: Group) -> Group:
+        """The group in whose programs ``group`` trains: an earlier one of its structure that serves, or itself.
+
+        Asked of all groups in their order, also of those that an earlier process has recorded: which program trains a
+        run, and so how it rounds, does not depend on interruptions.
+        """
+        owners = self.owners.setdefault(structure(group.runs[0]), [])
+        for owner in owners:
+            if owner is group or serves(owner, group, self.mesh, self.lanes):
+                return owner
+        owners.append(group)
+        return group
+
+    def _compiles_ahead(self, group: Group) -> bool:
+        own = self._owner(group) is group
+        return own and _pays_ahead(self.mesh) and group.experiment.dataset is self.dataset
 
     def _after_call(self, cohort: Cohort) -> None:
         self.claim.check()

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -123,7 +123,8 @@ class LaneProgram(Program):
     """Trains up to ``capacity`` runs of one experiment at a time, fewer if ``one_seed`` leaves lanes empty.
 
     ``runs`` are all that may be trained; with ``one_seed`` the lanes of a device have the same seed and so the same
-    examples; see `lay_out`.
+    examples; see `lay_out`. What the runs differ in is data of the program, and so are the hyperparameters of
+    ``free``, in which runs that come later may differ.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class LaneProgram(Program):
         per_device: int,
         one_seed: bool,
         data: Batch | None,
+        free: Collection[str] = (),
     ) -> None:
         periods = dataclasses.replace(experiment.periods, eval_every=0, checkpoint_every=0)
         super().__init__(experiment, mesh, data, periods)
@@ -141,7 +143,8 @@ class LaneProgram(Program):
         self._seeds_per_device = 1 if one_seed else min(per_device, len({run.seed for run in runs}))
         # The runs may agree in a value that is not the experiment's, which may be that of a run of another shard.
         differs = lambda name: any(run.hyperparameters[name] != experiment.hyperparameters[name] for run in runs)
-        self._names = sorted({SEED, *filter(differs, runs[0].hyperparameters)})
+        names = runs[0].hyperparameters.keys()
+        self._names = sorted({SEED, *filter(differs, names), *names & set(free)})
         # Axes of a call's examples: S if there are several steps, U of all devices, B, ...
         self._leading = mesh.size * self._seeds_per_device, experiment.config.train.batch_size
         self._split = LANES if self.call_length.most == 1 else P(None, _AXIS)

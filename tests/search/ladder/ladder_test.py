@@ -1,6 +1,7 @@
 """What a ladder says: the rate of a planted trend, the next size, the forecast, the statement of a tuned proxy."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -11,9 +12,11 @@ from processes import run_lines
 
 from depthmup_flax.config.fields import default_config
 from depthmup_flax.search.forecast.law import Rung, forecast_loss
+from depthmup_flax.search.ladder.figure import draw
 from depthmup_flax.search.ladder.ladder import ladder
 from depthmup_flax.search.ladder.law import Size
 from depthmup_flax.search.ladder.of_search import ladder_of_search
+from depthmup_flax.search.ladder.regret import Regret
 from depthmup_flax.util.errors import InputError
 
 SIZES = ((64, 4), (64, 8), (128, 8), (128, 16))
@@ -104,8 +107,8 @@ def test_more_steps_move_the_rate_as_the_rule_says_and_are_refused_without_a_col
 
 def test_a_target_farther_than_what_was_measured_is_said():
     near, far = (ladder(rows_of(), (width, 16), rule="mup") for width in (1024, 2048))
-    assert len(near.statement) == 2
-    assert "32 times the smallest width" in far.statement[2]
+    assert not any("smallest width" in line for line in near.statement)
+    assert "32 times the smallest width" in far.statement[-1]
 
 
 def test_the_forecast_is_that_of_the_law_of_the_loss():
@@ -133,6 +136,53 @@ def test_a_tuned_proxy_says_what_its_rate_costs_at_the_target():
     assert ladder_of_search(edge, proxy, target, (20, 20)) is None
 
 
+def test_a_ladder_says_what_the_smallest_sizes_rate_costs_at_the_target():
+    found = ladder(rows_of(trend=-0.4), (256, 16), rule="sp")
+    kept, predicted = found.searched[0].search.rate, found.prediction
+    cost = 0.08 * ((kept - predicted.mean) ** 2 + predicted.deviation**2) / found.searched[-1].lowest
+    assert found.of_smallest.mean == pytest.approx(cost, rel=0.02)
+    assert kept - predicted.mean == pytest.approx(0.4 * math.log2(16), abs=0.2)  # the planted trend
+    assert found.statement[2].startswith(f"{2**kept:.2g}, the best rate of 64 x 4, would cost {100 * cost:.1f} %")
+    same = ladder(rows_of(trend=-0.4), (256, 16), rule="sp", kept=2.0**kept)
+    assert same.regret == found.of_smallest
+    assert len(same.statement) == 2
+
+
+def test_a_mean_regret_above_its_bound_is_explained():
+    usual = ladder(rows_of(), (256, 16), rule="mup")
+    rare = dataclasses.replace(usual, regret=Regret(0.049, 0.032))
+    assert rare.statement[0].endswith(
+        "expected regret 4.9 % of the loss (90 %: below 3.2 %; few costly cases make the mean)"
+    )
+    assert usual.statement[0].endswith("%)")
+    assert "costly" not in usual.statement[0]
+
+
+@pytest.mark.parametrize("sizes", [[(128, 4), (128, 8), (128, 16), (256, 4), (256, 8), (512, 4)], [(128, 4)], SIZES])
+def test_names_in_the_figure_do_not_overlap(sizes):
+    """All are turned by 45 degrees: two overlap if they do both along their lines and across them."""
+    figure = draw(ladder(rows_of(sizes), (2048, 32), rule="sp"))
+    figure.canvas.draw()
+    for axes in figure.axes:
+        texts = [text for text in (*axes.texts, *axes.get_xticklabels()) if text.get_rotation() == 45]
+        boxes = [_turned_box(text) for text in texts]
+        for (left, right, low, high), other in itertools.combinations(boxes, 2):
+            apart = left >= other[1] or right <= other[0] or low >= other[3] or high <= other[2]
+            assert apart, [text.get_text() for text in texts]
+    assert all(text.xy[1] >= 0 and text.xyann[1] > 0 for text in figure.axes[1].texts)  # above the labels of the axis
+
+
+def _turned_box(text):
+    """Ends along the line of a text at 45 degrees, and across it, in pixels."""
+    middle = text.get_window_extent()
+    x, y = (middle.x0 + middle.x1) / 2, (middle.y0 + middle.y1) / 2
+    text.set_rotation(0)
+    length, height = text.get_window_extent().width, 0.8 * text.get_window_extent().height  # without room between lines
+    text.set_rotation(45)
+    along, across = (x + y) / math.sqrt(2), (y - x) / math.sqrt(2)
+    return along - length / 2, along + length / 2, across - height / 2, across + height / 2
+
+
 def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
     rows = rows_of()
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
@@ -152,7 +202,7 @@ def test_the_commands_print_the_statement_and_write_the_figure(tmp_path):
     )
     assert shown.code == 0, shown.error
     expected = ladder(rows, (256, 16))
-    assert shown.out.splitlines()[:2] == expected.statement
+    assert shown.out.splitlines()[:3] == expected.statement
     assert (tmp_path / "runs_ladder" / "ladder.png").stat().st_size > 10_000
     assert json.loads(as_json.out)["rate"] == pytest.approx(expected.rate)
     assert json.loads((tmp_path / "out" / "ladder.json").read_text()) == json.loads(as_json.out)
@@ -187,6 +237,10 @@ def test_a_far_target_is_warned_of_beside_the_forecast_and_has_none_from_an_expo
         assert "at its bound" in far.forecast_line
     else:
         assert any("512 times" in line for line in far.forecast_lines)
+    warned = ["at its bound, 0.25: if the loss falls more slowly" in line for line in near.forecast_lines]
+    assert warned == [True, False, False] if exponent == 0.2 else not any(warned)
+    if exponent == 0.2:  # what the warning says
+        assert flat(1024, 64) < ladder(rows, (1024, 64), rule="mup").forecast.interval[0]
 
 
 def test_flags_of_tables_are_those_of_all_commands_and_two_tables_are_refused(tmp_path):

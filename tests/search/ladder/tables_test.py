@@ -436,6 +436,49 @@ def test_steps_that_jitter_by_a_hundredth_are_of_one_length(name, expected):
     assert lengths == ({20_000} if "step" in name and "steps" not in name else {10_000, 20_000})
 
 
+def accuracies(rows, best=0.9):
+    """Highest where the loss is lowest."""
+    return [best - 0.1 * row["val_loss"] if math.isfinite(row["val_loss"]) else 0.1 for row in rows]
+
+
+@pytest.mark.parametrize("name", ["val/acc", "Top1", "valid_accuracy", "eval.F1", "loss", "metric"])
+def test_accuracies_are_no_losses(name):
+    """By their names, or by their shape, which losses at too high rates may have, too."""
+    rows = [{**row, name: x} for row, x in zip(plain(), accuracies(plain()), strict=True)]
+    said = "is lowest at an end.*If it is a loss, add rates" if name in ("loss", "metric") else "looks like an accuracy"
+    with pytest.raises(InputError, match=f"{name} {said}") as refused:
+        ladder(rows, TARGET, columns={"loss": name})
+    assert f"100 - {name}" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["val/error", "1 - acc", "100-accuracy", "acc_err", "account"])
+def test_errors_are_losses(name, expected):
+    rows = [{**row, name: 1 - x} for row, x in zip(plain(), accuracies(plain()), strict=True)]
+    assert ladder(rows, TARGET, rule="mup", columns={"loss": name}).rate == pytest.approx(expected.rate, rel=1e-3)
+
+
+def test_what_counts_as_a_diverged_loss_is_said_with_its_place():
+    words = {3: "diverged", 7: "n/a", 12: "diverged", 15: ""}  # the first rate that diverges is at 14 and 15
+    rows = [{**row, "val_loss": words.get(i, row["val_loss"])} for i, row in enumerate(plain())]
+    notes = " ".join(read_runs(rows).notes)
+    assert "by their val_loss or state: nan (5, first in line 15), diverged (2, first in line 4), n/a (1, " in notes
+    assert "empty (1, first in line 16)" in notes
+    assert "Runs that count as diverged" not in " ".join(read_runs(plain()[:10]).notes)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_row_for_each_run_is_no_log_and_a_diverged_run_twice_is_lost_to_none(times):
+    """Its steps are those at which it diverged, and at which no other run was evaluated."""
+    last = lambda row: 100 + row["seed"] if math.isnan(row["val_loss"]) else 1000
+    rows = [{**row, "_step": last(row)} for row in plain()]
+    rows.append({**rows[0], "seed": 7, "_step": 20})  # it has not ended
+    found = read_runs(rows * times)
+    notes = " ".join(found.notes)
+    assert "is a log" not in notes
+    assert "Rates without a run" not in notes
+    assert {run.rate for run in found.runs} == set(RATES)
+
+
 def test_two_seeds_that_agree_by_chance_have_the_error_of_their_noise():
     """Beside a difference at all rates, which tells nothing of the best one."""
     of_first = lambda row: loss_of(row["width"], row["depth"], row["lr"]) + 0.02 * row["seed"]
@@ -454,7 +497,22 @@ def test_what_is_assumed_of_the_target_is_said_where_the_table_varies():
     assert "--target.steps=N" in notes
     given = " ".join(ladder(rows, TARGET, rule="mup", steps=800, batch_size=128).notes)
     assert "--target" not in given
-    decays = [
-        {**row, "weight_decay": decay, "val_loss": row["val_loss"] + decay} for decay in (0.0, 0.1) for row in plain()
+
+
+def test_the_weight_decay_of_a_column_counts_for_other_steps_and_is_said():
+    """With decay the rate stays, see `rescaled_hyperparameters`; of two decays the better runs' counts."""
+    rows = [{**row, "steps": 1000} for row in plain()]
+    decayed = lambda decay, worse=0.0: [
+        {**row, "opt/weight_decay": decay, "val_loss": row["val_loss"] + worse} for row in rows
     ]
-    assert any("--weight_decay=0.0" in note for note in ladder(decays, TARGET, rule="mup").notes)
+    rate_of = lambda rows, **given: ladder(rows, TARGET, rule="mup", steps=4000, **given).rate
+    moved, kept = rate_of(rows), rate_of(rows, weight_decay=0.1)
+    assert kept == pytest.approx(2**0.5 * moved)
+    assert rate_of(decayed(0.1)) == pytest.approx(kept)
+    assert rate_of(decayed(0.0)) == rate_of(decayed(0.1), weight_decay=0.0) == pytest.approx(moved)
+    assert rate_of(decayed("none")) == pytest.approx(moved)
+    assert rate_of([*decayed(0.1), *decayed(0.0, worse=1.0)]) == pytest.approx(kept)
+    said = lambda rows, **given: any("decay is 0.1" in note for note in ladder(rows, TARGET, rule="mup", **given).notes)
+    assert said(decayed(0.1), steps=4000)
+    assert not said(decayed(0.1))
+    assert not said(decayed(0.1), steps=4000, weight_decay=0.0)

@@ -19,15 +19,12 @@ def programs_for(runs, flops=1, convolves=False, most=10**6):
         return types.SimpleNamespace(per_device=n, bytes_per_device=0)
 
     config = types.SimpleNamespace(train=types.SimpleNamespace(batch_size=16))
-    group = types.SimpleNamespace(runs=[types.SimpleNamespace(config=config)] * runs)
-    experiment = types.SimpleNamespace(convolves=convolves)
-    return types.SimpleNamespace(
-        mesh=lane_mesh(jax.devices()[:1]),
-        group=group,
-        for_runs=for_runs,
-        experiment=experiment,
+    group = types.SimpleNamespace(
+        runs=[types.SimpleNamespace(config=config)] * runs,
+        experiment=types.SimpleNamespace(convolves=convolves),
         step_flops=flops,
     )
+    return types.SimpleNamespace(mesh=lane_mesh(jax.devices()[:1]), group=group, for_runs=for_runs)
 
 
 @pytest.mark.parametrize("lanes", [0, None])
@@ -60,3 +57,34 @@ def test_lanes_depend_on_the_work_of_a_step_and_not_on_the_runs_that_are_left(
     programs = programs_for(runs, **fields)
     found = lane_choice.choose_program(programs, programs.group.runs[: int(runs * left) or 1], None)
     assert found.per_device == expected
+
+
+def group_of(points, flops=1e5, steps=500):
+    """A group whose runs have these learning rates, momenta and seeds; the sweep's axes are rates and seeds."""
+    names = ("rate", "momentum", "seed")
+    runs = []
+    for point in points:
+        values = dict(zip(names, point, strict=True))
+        axes = {"rate": values["rate"], "seed": values["seed"]}
+        runs.append(types.SimpleNamespace(hyperparameters=values, seed=values["seed"], point=axes))
+    experiment = types.SimpleNamespace(convolves=False, total_steps=steps)
+    return types.SimpleNamespace(runs=runs, experiment=experiment, step_flops=flops)
+
+
+GRID = [(rate, 0.9, seed) for rate in (1, 2, 4, 8) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("points", "fields", "expected"),
+    [
+        ([(16, 0.9, 0)], {}, True),
+        ([(16, 0.9, 0), (16, 0.9, 5)], {}, True),
+        ([(16, 0.9, 0), (16, 0.9, 5), (16, 0.9, 6)], {}, False),  # three seeds
+        ([(16, 0.5, 0)], {}, False),  # the momentum is a constant of the programs
+        ([(16, 0.9, 0)], {"steps": 10**6}, False),  # empty lanes would compute longer than a compilation takes
+        ([(16, 0.9, 0)], {"steps": 10**6, "flops": 1e8}, True),  # one lane, which is never empty
+    ],
+)
+def test_a_group_trains_in_the_programs_of_an_earlier_one_if_they_have_its_values_and_room(points, fields, expected):
+    mesh = lane_mesh(jax.devices()[:1])
+    assert lane_choice.serves(group_of(GRID, **fields), group_of(points, **fields), mesh, None) is expected

@@ -20,6 +20,7 @@ from depthmup_flax.search.sweep import lane_choice, runner
 from depthmup_flax.search.sweep.grid import expand, structural_groups
 from depthmup_flax.search.sweep.runner import sweep
 from depthmup_flax.storage.sweep_records import Record, read_record_file, read_sweep
+from depthmup_flax.trainer.engine.lanes import LaneProgram
 from depthmup_flax.trainer.loop import train_and_evaluate
 from depthmup_flax.util.errors import InputError, Preempted
 
@@ -249,7 +250,7 @@ def test_less_memory_means_fewer_lanes_and_the_same_numbers(vectorized, tmp_path
     programs = programs_of(config)
     six, three = (programs.for_runs(programs.group.runs, n) for n in (6, 3))
     assert three.bytes_per_device < six.bytes_per_device
-    assert programs.step_flops > 0
+    assert programs.group.step_flops > 0
     monkeypatch.setattr(lane_choice, "memory_limit", lambda: six.bytes_per_device - 1)
     found = sweep(config, tmp_path / "less", lanes=0)
     assert {record.lanes for record in found} == {3}
@@ -303,6 +304,23 @@ def test_a_curve_whose_minimum_is_at_the_end_of_the_grid_is_extended_and_said(tm
     assert "8 runs, 0 diverged" in printed
     assert by_run(again).keys() == by_run(records).keys()  # resuming extends nothing twice
     assert len(read_record_file(tmp_path / "sweep" / "records.jsonl")[0]) == 8
+
+
+def test_runs_that_are_added_train_in_the_program_of_the_first_ones_also_after_an_interruption(tmp_path, monkeypatch):
+    made, init = [], LaneProgram.__init__
+    monkeypatch.setattr(
+        LaneProgram, "__init__", lambda self, *args, **kw: (made.append(self), init(self, *args, **kw))[1]
+    )
+    config = small_sweep(grids={"rates": {RATE: (1e-6, 2e-6), "seed": (0, 1)}}, extend=2)
+    whole = sweep(config, tmp_path / "whole", lanes=0)
+    assert len(whole) == 8
+    assert len(made) == 1
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    records = tmp_path / "cut" / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:6]))
+    assert_same(by_run(sweep(config, tmp_path / "cut", lanes=0)), by_run(whole))
+    assert len(made) == 2
+    assert made[0].per_device == made[1].per_device
 
 
 def test_more_values_on_an_axis_continue_a_sweep_and_another_base_does_not(copied, vectorized):
