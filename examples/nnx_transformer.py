@@ -9,7 +9,6 @@ import depthmup_flax as dm
 
 BASE_WIDTH, BASE_DEPTH = 16, 2  # of the tuned proxy
 HEAD_SIZE, VOCABULARY, LENGTH = 8, 32, 16  # the number of heads grows, their dimension does not
-RULE = dm.get_parametrization("depth_mup")
 
 
 class Block(nnx.Module):
@@ -49,9 +48,8 @@ def main(width: int = 32, depth: int = 6, steps: int = 30) -> list[float]:
     model = Transformer(width, depth, nnx.Rngs(0))
     base = Transformer(BASE_WIDTH, BASE_DEPTH, nnx.Rngs(0))  # depth-muP
     audit = dm.audit(model, base, jax.ShapeDtypeStruct((2, LENGTH), jnp.int32))  # depth-muP
-    params, base_params = nnx.state(model, nnx.Param), nnx.state(base, nnx.Param)
-    nnx.update(model, dm.rescale_init(params, base_params, audit.info, RULE))  # depth-muP
-    tx = dm.adamw(3e-3, audit.info, RULE, weight_decay=0.01)  # depth-muP, in place of optax.adamw
+    nnx.update(model, dm.rescale_init(model, base, audit))  # depth-muP
+    tx = dm.adamw(3e-3, audit, weight_decay=0.01)  # depth-muP, in place of optax.adamw
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     print(audit)
 

@@ -78,11 +78,17 @@ def unlike_outputs(
     rounded = _distance(_output(graph, _rounded_otherwise(given), epsilons | _together(wanted, numbers)), right)
     if error < _OF_ROUNDING * rounded:
         raise NotEvaluated(f"rounding of parameters changes them by {100 * rounded:.1g} %")
-    for of_line in grouped(numbers, lambda each: _line(graph, each)).values():
-        others = [each for each in numbers if each not in of_line]
+
+    def explain(some: Sequence[CodeNumber]) -> bool:
+        """Whether the outputs are right where all but some numbers are the base model's."""
+        others = [each for each in numbers if each not in some]
         without = _output(graph, given, epsilons | _together(wanted, others))
-        if _distance(found, without) < _tolerance(graph):
-            return UnlikeOutputs(error, of_line)
+        return _distance(found, without) < _tolerance(graph)
+
+    for of_line in grouped(numbers, lambda each: _line(graph, each)).values():
+        if explain(of_line):
+            equal = grouped(of_line, lambda each: (each.number, each.base))  # those of a mean undo each other
+            return UnlikeOutputs(error, next(filter(explain, equal.values()), of_line))
     return UnlikeOutputs(error, ())
 
 

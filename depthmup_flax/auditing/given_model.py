@@ -14,6 +14,7 @@ from depthmup_flax.auditing import parameter_trees as trees
 from depthmup_flax.auditing.parameter_trees import Leaf
 from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import (
+    NNX_MODES,
     Adapter,
     Call,
     abstract,
@@ -127,7 +128,7 @@ def _traced(
         message = lines[0] if lines else ""
         raise InputError(
             f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: "
-            f"{message.rstrip('.')}. {_hint(error, inputs)}"
+            f"{message.rstrip('.')}. {_hint(error, inputs, adapter)}"
         ) from error
     shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
     initial = _initial(model, adapter, inputs, kwargs, params)
@@ -135,8 +136,11 @@ def _traced(
     return Model(leaves, structure, shapes, graph, others, initial)
 
 
-def _hint(error: Exception, inputs: ArrayTree) -> str:
+def _hint(error: Exception, inputs: ArrayTree, adapter: Adapter | None) -> str:
     """What to write instead of a call that failed."""
+    is_nnx = adapter is not None and adapter.library == "nnx"
+    if is_nnx and any(f"`{name}` argument" in str(error) for name in NNX_MODES):
+        return "Audit an NNX module as you train it: call model.train() and base.train() first."
     if "argument" in str(error):
         return "The parts of a tuple are the model's arguments; audit passes keyword arguments on."
     hint = "x must be what the model is called with in training"

@@ -37,6 +37,7 @@ from depthmup_flax.auditing.product_factors import product_factors
 from depthmup_flax.auditing.relative_factors import close
 from depthmup_flax.auditing.roles import ParameterRoles, inner_layers, parameter_roles
 from depthmup_flax.auditing.score_factors import apart, score_factors
+from depthmup_flax.networks.adapters import modes
 from depthmup_flax.rule.info_trees import matches
 from depthmup_flax.rule.parametrization import (
     PRESETS,
@@ -110,6 +111,7 @@ def audit(
     scaled = _scaled(axes)
     overrides = overrides or {}
     _require_arguments(in_code, overrides, kwargs)
+    _require_same_modes(modes(model), modes(base))
     models = _traced_models(model, base, x, output, known or {}, kwargs)
     match = matched_models(*models)
     _require_matches(overrides, match)
@@ -156,6 +158,16 @@ def _require_arguments(
         text = "audit takes no rule: what it finds serves every rule."
         raise InputError(f"{text} Pass rule to rescale_init and the optimizer.")
     require_axes("overrides", overrides)
+
+
+def _require_same_modes(model: Mapping[str, float], base: Mapping[str, float]) -> None:
+    """Raises `InputError` for modules of which one trains, or drops, and the other does not."""
+    for name, value in model.items():
+        if bool(value) != bool(base.get(name, value)):
+            raise InputError(
+                f"{name} is {value} in model but {base[name]} in base: audit both as you train (NNX: "
+                "after model.train() and base.train()), with dropout in both or in neither."
+            )
 
 
 def _require_matches(overrides: Mapping[str, Axes], match: MatchedModels) -> None:
@@ -357,7 +369,7 @@ def _evaluated(verdict: Audit, compared: Comparison, carried: CarriedFactors | N
         unlike = unlike_outputs(compared, infos, carries_multiplier=carries_multiplier)
     except NotEvaluated as reason:
         note = f"outputs were not compared, as {reason}: the traces alone say that it is ok."
-        return dataclasses.replace(verdict, notes=(*verdict.notes, note))
+        return dataclasses.replace(verdict, notes=(note, *verdict.notes))
     if unlike is None:
         return verdict
     return dataclasses.replace(verdict, not_judged=(as_finding(compared, unlike),))

@@ -24,16 +24,17 @@ def notes(
     m: float,
     corrections: Sequence[Correction],
 ) -> list[str]:
-    """All notes. A line of code after a sentence begins with ``write:``."""
+    """All notes, what limits the verdict first. A line of code after a sentence begins with ``write:``."""
     return [
-        *_corrected(corrections),
+        *_narrower(compared),
+        *_no_branches(compared),
         *_equal_sizes(compared, axes, m),
-        *_branches(compared),
+        *_corrected(corrections),
+        *_norms_on_stream(rows),
         *_few_features(rows),
         *_coarse(compared),
-        *_norms_on_stream(rows),
-        *_narrower(compared),
         *_initial_scale(rows, compared.facts),
+        *_matrices_in_a_row(compared),
     ]
 
 
@@ -70,16 +71,18 @@ def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Itera
         yield f"the model is as deep as the base model: {text}"
 
 
-def _branches(compared: Comparison) -> Iterator[str]:
-    """There are none, or they have several matrices."""
+def _no_branches(compared: Comparison) -> Iterator[str]:
     if not compared.facts.depth:
         yield "the trace finds no residual sums."
+
+
+def _matrices_in_a_row(compared: Comparison) -> Iterator[str]:
+    """Branches for which others advise another rule."""
     matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
     if matrices > 1:
         yield (
-            f"branches have {matrices} weight matrices in a row: for two or more, "
-            "arXiv:2603.00541 and CompleteP advise alpha = 1 in place of 1/2. To "
-            "compare:\nwrite: rule = dm.get_parametrization('completep')"
+            f"branches have {matrices} matrices in a row; arXiv:2603.00541 and CompleteP advise alpha = 1; "
+            "to compare:\nwrite: rule = dm.get_parametrization('completep')"
         )
 
 

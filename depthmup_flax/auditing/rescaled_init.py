@@ -108,13 +108,14 @@ def init_factors(
     params: ArrayTree,
     base_params: ArrayTree,
     info: InfoTree,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
 ) -> dict[str, Start]:
     """Path -> what `rescale_init`, which has the same arguments, does to the parameter."""
     require_parametrization(rule)
     leaves, _ = flatten(params, "params")
     base, _ = flatten(base_params, "base_params")
     infos = flatten_info(info)
+    require_order(leaves, base, infos)
     _require_same_parameters(leaves, infos)
     _require_base(base, info)
     pairs = _counterparts(leaves, base, infos)
@@ -123,6 +124,18 @@ def init_factors(
         factor = _factor(path, leaves[path], base[pairs[path]], infos[path], rule)
         result[path] = dataclasses.replace(start, factor=factor)
     return result
+
+
+def require_order(params: Mapping[str, Leaf], base_params: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]) -> None:
+    """Raises `InputError` if ``infos`` were made for ``base_params``, and ``params`` are others."""
+    shapes, base_shapes, wanted = (
+        {path: shape_of(leaf) for path, leaf in leaves.items()} for leaves in (params, base_params, infos)
+    )
+    if base_shapes == wanted != shapes:
+        raise InputError(
+            "info was made for the second of the two models: were model and base swapped? Pass the model first, then "
+            "its base, as in dm.rescale_init(params, base_params, audit)."
+        )
 
 
 def _require_same_parameters(leaves: Mapping[str, Leaf], infos: Mapping[str, ParamInfo]) -> None:

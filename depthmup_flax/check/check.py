@@ -22,7 +22,7 @@ from depthmup_flax.check.networks import Network, traced
 from depthmup_flax.check.records import OUTPUT, Record, Size, Table
 from depthmup_flax.check.report import Report, notes
 from depthmup_flax.rule.info_trees import param_count
-from depthmup_flax.rule.parametrization import Parametrization, require_parametrization
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization, require_parametrization
 from depthmup_flax.util.errors import InputError, require_number
 from depthmup_flax.util.groups import grouped
 from depthmup_flax.util.precision import products_in
@@ -37,7 +37,7 @@ def coord_check(
     build: Callable[[int, int], Network],
     labels: jax.typing.ArrayLike | None = None,
     *,
-    rule: Parametrization,
+    rule: Parametrization = PRESETS["depth_mup"],
     width: int,
     depth: int,
     widths: Sequence[int] = (),
@@ -68,7 +68,7 @@ def coord_check(
       build: ``(width, depth) -> Network`` on a fixed batch, the same for all; see `checked_network`.
       labels: integers of the shape of the outputs without the last axis, for the softmax cross-entropy. ``None`` if
         ``loss`` is given.
-      rule: the parametrization of the networks, which gives the expected exponents.
+      rule: the parametrization of the networks, which gives the expected exponents; by default Depth-muP.
       width: width of the networks whose depth varies.
       depth: depth of the networks whose width varies.
       widths, depths: sizes to try, at least 2 of each, or of one axis, which alone is checked; by default, the check

@@ -18,7 +18,7 @@ from depthmup_flax.devices.host import drawn
 from depthmup_flax.networks.adapters import Activations, Call
 from depthmup_flax.networks.model_functions import ModelFunctions, model_functions
 from depthmup_flax.rule.info_trees import flatten_info
-from depthmup_flax.rule.parametrization import Parametrization
+from depthmup_flax.rule.parametrization import PRESETS, Parametrization
 from depthmup_flax.util.errors import InputError
 from depthmup_flax.util.flops import count_flops
 from depthmup_flax.util.jaxprs import all_equations
@@ -51,7 +51,9 @@ class Network:
     optimizer: optax.GradientTransformation  # complete optax optimizer, as used in training
     source: Source | None = None  # the model, which the check audits; ``None``: no audit
 
-    def rescaled(self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization) -> Network:
+    def rescaled(
+        self, base_init: Callable[[jax.Array], ArrayTree], rule: Parametrization = PRESETS["depth_mup"]
+    ) -> Network:
         """The network with initial values corrected by `rescale_init`.
 
         The factors are measured once, on one key. ``base_init`` gives the parameters of the base model, such as
@@ -130,7 +132,7 @@ def traced(network: Network) -> Traced:
         raise InputError(f"the network returns {type(outputs).__name__}{names}: select one array with output=.")
     shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
     if shapes != [leaf.shape for leaf in flatten_info(network.info).values()]:
-        raise InputError("info has other parameters or shapes than the network: make it from a model of its sizes.")
+        raise InputError("info is of another size than the network: audit a model of its sizes, which its base is not.")
     equations = list(all_equations(jaxpr))
     types = {getattr(x.aval, "dtype", None) for eqn in equations for x in (*eqn.invars, *eqn.outvars)}
     if low := [t.name for t in types if t and jnp.issubdtype(t, jnp.floating) and t.itemsize < 4]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from depthmup_flax.auditing.rescaled_init import init_factors
+from depthmup_flax.auditing.rescaled_init import init_factors, require_order
 from depthmup_flax.frameworks.group_factors import GroupFactors, group_factors
 from depthmup_flax.networks.torch_modules import parameters_by_name, values_of
 from depthmup_flax.rule import info_trees
@@ -102,7 +102,7 @@ def rescale_init_(
     FSDP shards the module. Saved parameters run in the module's own code; do not call it for loaded ones.
     """
     torch = require("torch", "rescale_init_")
-    parameters = _parameters_of(module, info)
+    parameters = _parameters_of(module, info, base)
     for name, parameter in parameters.items():
         if not _has_values(parameter):
             raise InputError(
@@ -147,12 +147,14 @@ def clip_grad_rms_(groups: Any, max_rms: float) -> Any:
     return rms
 
 
-def _parameters_of(module: Any, info: InfoTree) -> dict[str, Any]:
-    """Name -> parameter; `InputError` unless they are those that ``info`` was made for."""
+def _parameters_of(module: Any, info: InfoTree, base: Any = None) -> dict[str, Any]:
+    """Name -> parameter; `InputError` unless they are those that ``info`` was made for, and not those of ``base``."""
     if not info_trees.is_torch(module):
         raise InputError(f"module is {type(module).__name__}: pass the torch.nn.Module of the audit.")
     infos = info_trees.flatten_info(info)
     parameters = parameters_by_name(module)
+    if base is not None:
+        require_order(parameters, parameters_by_name(base), infos)
     for name in sorted(parameters.keys() ^ infos.keys()):
         there, not_there = ("the module", "info") if name in parameters else ("info", "the module")
         raise InputError(

@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 from depthmup_flax.networks.user_code import parameters, takes
-from depthmup_flax.rule.info_trees import is_equinox, is_nnx, is_torch, path_name
+from depthmup_flax.rule.info_trees import is_equinox, is_nnx, is_torch, parts_of, path_name, template
 from depthmup_flax.util.types import ArrayTree
 
 Activations: TypeAlias = dict[str, jax.Array]
@@ -26,6 +26,28 @@ def training_flags(call: Any, train: bool | None) -> dict[str, Any]:
     """The arguments that tell a function whether the network trains; none for ``None``."""
     named = parameters(call) if callable(call) and train is not None else {}
     return {name: value == train for name, value in _TRAINING.items() if name in named}
+
+
+# Attributes of NNX and Equinox modules, which hold their mode.
+NNX_MODES = ("deterministic", "use_running_average")
+_MODES = (*NNX_MODES, "inference", "rate", "dropout_rate")
+
+
+def modes(model: Any) -> dict[str, float]:
+    """Name -> what says whether a part of an NNX or Equinox module drops and averages; the largest of equal layers."""
+    held: list[tuple[str, Any]] = []
+    if is_nnx(model, "Module"):
+        from flax import nnx
+
+        held = [("/".join(map(str, path)), value) for path, value in nnx.iter_graph(model)]
+    elif is_equinox(model):
+        held = [(path_name(path), value) for path, value in jax.tree_util.tree_leaves_with_path(model)]
+    result: dict[str, float] = {}
+    for path, value in held:
+        name = template(path)
+        if parts_of(path)[-1] in _MODES and isinstance(value, bool | int | float):
+            result[name] = max(value, result.get(name, value))
+    return result
 
 
 def arguments_of(batch: Any) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ def info_of(info: InfoTree | HasInfo) -> InfoTree:
     for leaf in [None] if tree is None else jax.tree.leaves(tree, is_leaf=is_info):
         if not is_info(leaf):
             raise InputError(
-                f"info is {type(info).__name__}, with {type(leaf).__name__}: pass what dm.audit(model, base, x) "
+                f"info is {shown(info)}: pass what dm.audit(model, base, x) "
                 "returns, or its info, as in adamw(learning_rate, audit, rule) and "
                 "depthmup(direction, audit, rule, learning_rate)."
             )

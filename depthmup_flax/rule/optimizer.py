@@ -75,8 +75,8 @@ def scale_by_depthmup(
 def depthmup(
     inner: optax.GradientTransformation,
     info: InfoTree,
-    rule: Parametrization,
-    learning_rate: ScalarOrSchedule,
+    rule: Parametrization = PRESETS["depth_mup"],
+    learning_rate: ScalarOrSchedule | None = None,
     *,
     weight_decay: Scalar = 0.0,
     decay_width_exponent: float = 0.0,
@@ -88,7 +88,7 @@ def depthmup(
 
     Args:
       inner, info, rule, geometry: as in `scale_by_depthmup`, and so are the errors.
-      learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers.
+      learning_rate: eta, or a schedule ``step -> eta``; the one rate that transfers. It must be given.
       weight_decay: lambda. Where ``info.decay``, a step removes ``eta(t) * lambda`` of the parameter, whatever its
         width and depth (B24 App. L, Eq. 138).
       decay_width_exponent: hidden matrices have lambda times their width ratio to this power, see `decay_factor`.
@@ -98,6 +98,8 @@ def depthmup(
     """
     info = info_trees.with_decay(info_trees.info_of(info), mask)
     first, *others = _scaled(inner, info, rule, geometry)
+    if learning_rate is None:
+        raise InputError("learning_rate is None: give the base model's, as in learning_rate=1e-3.")
     if not callable(learning_rate):
         require_number("learning_rate", learning_rate, least=0)
     require_number("weight_decay", weight_decay, least=0)
@@ -379,6 +381,6 @@ def _require_match(path: str, leaf_info: ParamInfo, leaf: jax.Array) -> jax.Arra
         )
     if tuple(leaf.shape) != leaf_info.shape:
         shapes = f"has shape {tuple(leaf.shape)}, but info was made for {leaf_info.shape}"
-        other = "pass the parameters of the network that info was made for, or make info for this one"
+        other = "pass the parameters of the network that info was made for, not of its base"
         raise InputError(f"parameter {path!r} {shapes}: {other}.")
     return leaf

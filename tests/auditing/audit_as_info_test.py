@@ -78,6 +78,7 @@ def test_a_function_takes_an_audit_for_its_info(audit, name):
 
 
 WITHOUT_A_RULE = {
+    "depthmup": lambda *args: dm.depthmup(optax.scale_by_adam(), *args, learning_rate=1e-2),
     "scale_by_depthmup": lambda *args: dm.scale_by_depthmup(optax.scale_by_adam(), *args),
     "adamw": lambda *args: dm.adamw(1e-2, *args),
     "sgd": lambda *args: dm.sgd(1e-2, *args),

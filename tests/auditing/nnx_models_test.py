@@ -201,3 +201,53 @@ def test_a_condition_of_each_block_is_in_its_branches(number, verdict):
     rows = {row.path: row.in_branch for row in found.rows}
     assert not rows["blocks/0/linear_2/kernel"]
     assert all(rows[f"blocks/{i}/linear_{k}/kernel"] for i in (1, 2, 3) for k in (1, 2))
+
+
+class Dropped(nnx.Module):
+    def __init__(self, width, depth, rate=0.1):
+        rngs = nnx.Rngs(0)
+        self.stem, self.head = nnx.Linear(3, width, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)
+        attention = lambda: nnx.MultiHeadAttention(width // 4, width, dropout_rate=rate, decode=False, rngs=rngs)
+        self.blocks = nnx.List([attention() for _ in range(depth)])
+        self.drop = nnx.Dropout(rate, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+
+    def __call__(self, x):
+        h = self.stem(x)
+        for block in self.blocks:
+            h = h + self.drop(block(h))
+        return self.head(self.norm(h))
+
+
+def dropped(method, *args):
+    model = nnx.eval_shape(lambda: Dropped(*args))
+    if method:
+        getattr(model, method)()
+    return model
+
+
+WORDS = jax.ShapeDtypeStruct((4, 5, 3), jnp.float32)
+
+
+def test_a_module_that_is_in_no_mode_is_answered_by_its_method():
+    with pytest.raises(InputError, match=r"No `deterministic` argument was .* call model.train"):
+        audit(dropped(None, 16, 4), dropped(None, 8, 2), WORDS)
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "named"),
+    [
+        (("eval", 16, 4), ("train", 8, 2), "blocks/*/deterministic is True in model but False in base"),
+        (("train", 16, 4), ("eval", 8, 2), "blocks/*/deterministic is False in model but True in base"),
+        (("train", 16, 4), ("train", 8, 2, 0.0), "blocks/*/dropout_rate is 0.1 in model but 0.0 in base"),
+    ],
+)
+def test_modules_of_which_one_drops_and_the_other_does_not_are_refused(model, base, named):
+    with pytest.raises(InputError) as error:
+        audit(dropped(*model), dropped(*base), WORDS)
+    assert str(error.value).startswith(named)
+
+
+def test_modules_are_audited_in_one_mode_whichever_it_is_and_at_rates_of_their_own():
+    for method, rate in (("train", 0.2), ("eval", 0.1)):
+        assert audit(dropped(method, 16, 4), dropped(method, 8, 2, rate), WORDS, evaluate=False).ok

@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
@@ -64,7 +65,23 @@ WRONG = {  # call -> parts of the sentence
         "Axes(",
     ),
     "a list of overrides": (lambda: audit(X, overrides=["stem"]), "overrides is ['stem']", "dictionary"),
-    "parameters for info": (lambda: dm.adamw(1e-3, PARAMS, RULE), "info is dict", "pass what dm.audit("),
+    "parameters for info": (lambda: dm.adamw(1e-3, PARAMS, RULE), "info is a dict:", "pass what dm.audit("),
+    "rate and audit swapped": (lambda: dm.adamw(audit(X), 1e-3), "info is 0.001: pass what dm.audit("),
+    "no rate": (lambda: dm.depthmup(optax.scale_by_lion(), audit(X)), "learning_rate is None", "learning_rate=1e-3"),
+    "a finished optimizer": (
+        lambda: dm.depthmup(optax.adamw(1e-3), audit(X), learning_rate=1e-3).init(params_of(MODEL)),
+        "inner is a finished optimizer",
+        "optax.scale_by_adam()",
+    ),
+    "parameters swapped": (
+        lambda: dm.rescale_init(params_of(BASE), params_of(MODEL), audit(X)),
+        "were model and base swapped?",
+        "dm.rescale_init(params, base_params, audit)",
+    ),
+    "parameters of equal depth swapped": (
+        lambda: dm.rescale_init(params_of(Net(8, 4)), params_of(MODEL), dm.audit(MODEL, Net(8, 4), X)),
+        "were model and base swapped?",
+    ),
     "another depth": (
         lambda: dm.adamw(1e-3, audit(X).info, RULE).init(params_of(Net(16, 2))),
         "structure of the parameters",

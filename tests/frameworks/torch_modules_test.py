@@ -245,6 +245,14 @@ def test_tensors_without_a_device_are_read_and_unknown_operators_are_named():
         dm.audit(*models, torch.ones(3, 6))
 
 
+@pytest.mark.parametrize("base_depth", [BASE_DEPTH, DEPTH])
+def test_a_model_and_its_base_that_are_swapped_are_named(base_depth):
+    model, base = Net(WIDTH, DEPTH), Net(BASE_WIDTH, base_depth)
+    audit = dm.audit(model, base, torch.ones(3, 6), evaluate=False)
+    with pytest.raises(dm.InputError, match="were model and base swapped"):
+        dm.rescale_init_(base, model, audit)
+
+
 def test_wrong_modules_and_forgotten_steps_are_refused(sizes):
     model, base, audit = sizes
     with pytest.raises(dm.InputError, match="rescale_init"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from depthmup_flax.networks.adapters import modes
 from depthmup_flax.networks.model_functions import model_functions
 from depthmup_flax.util.errors import InputError, UserCodeError
 
@@ -226,3 +227,11 @@ def test_an_error_while_it_is_made_names_it():
 
     with pytest.raises(UserCodeError, match=r"broken.*KeyError"):
         model_functions(broken)
+
+
+def test_modes_are_those_that_a_module_holds_and_a_dropped_rate_in_any_of_equal_layers():
+    assert modes(EqxNet(key=KEY)) == {"drop/inference": False}
+    assert modes(eqx.nn.inference_mode(EqxNet(key=KEY))) == {"drop/inference": True}
+    layers = nnx.List([nnx.Dropout(rate) for rate in (0.0, 0.2, 0.1)])
+    assert modes(nnx.Sequential(*layers)) == {"layers/*/deterministic": False, "layers/*/rate": 0.2}
+    assert not modes(LinenNet())
