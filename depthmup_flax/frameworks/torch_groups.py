@@ -102,6 +102,8 @@ def rescale_init_(
     FSDP shards the module. Saved parameters run in the module's own code; do not call it for loaded ones.
     """
     torch = require("torch", "rescale_init_")
+    if not _is_of(module, info) and _is_of(base, info):
+        raise InputError("module and base are swapped: call dm.rescale_init_(model, base, audit).")
     parameters = _parameters_of(module, info)
     for name, parameter in parameters.items():
         if not _has_values(parameter):
@@ -147,6 +149,14 @@ def clip_grad_rms_(groups: Any, max_rms: float) -> Any:
     return rms
 
 
+def _is_of(module: Any, info: InfoTree) -> bool:
+    """Whether a torch module has the names and shapes that ``info`` was made for."""
+    shapes = {name: leaf.shape for name, leaf in info_trees.flatten_info(info).items()}
+    return info_trees.is_torch(module) and shapes == {
+        name: tuple(parameter.shape) for name, parameter in parameters_by_name(module).items()
+    }
+
+
 def _parameters_of(module: Any, info: InfoTree) -> dict[str, Any]:
     """Name -> parameter; `InputError` unless they are those that ``info`` was made for."""
     if not info_trees.is_torch(module):
@@ -183,11 +193,17 @@ def _require_decay_to_zero(info: InfoTree) -> None:
             )
 
 
+_RESCALE = (
+    "Call dm.rescale_init_(model, base, audit, rule) once on the fresh module, with this rule; after a second call, "
+    "build the module anew"
+)
+
+
 def _require_rescaled(parameters: Mapping[str, Any], info: InfoTree, rule: Parametrization) -> None:
     """Raises `InputError` if `rescale_init_` was not called. Values that are sharded or absent are not judged."""
     if all(map(_has_values, parameters.values())):
         arrays = {name: values_of(parameter) for name, parameter in parameters.items()}
-        info_trees.require_rescaled(info, arrays, rule)
+        info_trees.require_rescaled(info, arrays, rule, _RESCALE)
 
 
 def _has_values(parameter: Any) -> bool:
