@@ -312,8 +312,8 @@ _LEAST_TOLERANCE = 0.2  # of a logarithm: how far initial values may be from tho
 
 
 _RESCALE = (
-    "Call params = dm.rescale_init(params, base_params, audit, rule) before the optimizer's init, with this rule (or of "
-    "an NNX model nnx.update(model, dm.rescale_init(model, ...)))"
+    "Call params = dm.rescale_init(params, base_params, audit, rule) before the optimizer's init, with this rule (or "
+    "of an NNX model nnx.update(model, dm.rescale_init(model, ...)))"
 )
 
 

@@ -359,12 +359,15 @@ SCHEDULERS = {
     "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=[group["lr"] for group in optimizer.param_groups], total_steps=8
     ),
+    "one cycle of one rate": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=8),
     "cosine with a floor": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8, eta_min=1e-4),
 }
 
+ABSOLUTE = ("one cycle of one rate", "cosine with a floor")
+
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_one_with_a_floor_does_not(sizes, name):
+def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_absolute_rates_do_not(sizes, name):
     model, base, audit = copy.deepcopy(sizes[0]), sizes[1], sizes[2]
     dm.rescale_init_(model, base, audit)
     optimizer = torch.optim.AdamW(dm.param_groups(model, audit, learning_rate=1e-3))
@@ -373,7 +376,7 @@ def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_one_with_a_fl
         optimizer.step()
         scheduler.step()
     rates = [group["lr"] / group["lr_factor"] for group in optimizer.param_groups]
-    assert (max(rates) == pytest.approx(min(rates))) == (name != "cosine with a floor")
+    assert (max(rates) == pytest.approx(min(rates))) == (name not in ABSOLUTE)
 
 
 def test_the_clipping_threshold_does_not_depend_on_carried_factors(sizes):
@@ -425,13 +428,13 @@ def test_an_audit_says_which_parameters_groups_refuse_and_why():
         dm.param_groups(Heads(16, 2), wrong, learning_rate=1e-3)
 
 
-def test_notes_and_errors_about_torch_name_torchs_functions_alone(sizes):
-    model, base, audit = sizes
-    plain = copy.deepcopy(model)
-    dm.rescale_init_(plain, base, audit)
-    dm.rescale_init_(plain, base, audit)
+def test_notes_and_errors_about_torch_name_torchs_functions_alone():
+    model, base = Parts(16, 4), Parts(8, 2)
+    audit = dm.audit(model, base, torch.zeros(3, 4, dtype=torch.long), output="logits")
+    dm.rescale_init_(model, base, audit)
+    dm.rescale_init_(model, base, audit)
     with pytest.raises(dm.InputError) as twice:
-        dm.param_groups(plain, audit, learning_rate=1e-3)
+        dm.param_groups(model, audit, learning_rate=1e-3)
     tokens = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
     with pytest.raises(dm.InputError) as floats:
         dm.audit(tokens, tokens, torch.ones(1, 4))
