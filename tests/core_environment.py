@@ -47,6 +47,12 @@ def coordinate_check():
     return dm.coord_check(build, labels, rule=rule, width=16, depth=2, widths=widths, steps=1, seeds=2)
 
 
+def courses():
+    """Records of a loop of one's own."""
+    columns = {"step": [1, 2], "loss": [1.0, 0.5], "parameter/hidden": [1.0, 1.0]}
+    return dm.compare_runs(columns, columns)
+
+
 def commands_say_what_to_install():
     for words in (["train"], ["sweep", "--config=sweeps/digits"], ["check", "--config=digits"]):
         done = subprocess.run(
@@ -64,6 +70,7 @@ def main():
     import_all()
     front_page_example(pathlib.Path(__file__).parents[1])
     assert coordinate_check().quantities
+    assert not courses().deviations
     commands_say_what_to_install()
     installed = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax", "numpy"))
     print(f"The core runs with {', '.join(installed)}.")

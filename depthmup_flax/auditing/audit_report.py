@@ -145,10 +145,11 @@ class Audit(HasInfo):
     def __bool__(self) -> bool:
         return self.ok
 
-    def require(self) -> None:
-        """Raises `InputError` with what is missing or was not judged, unless it is ``ok``."""
+    def require(self) -> Audit:
+        """The audit itself; `InputError` with what is missing or was not judged, unless it is ``ok``."""
         if not self.ok:
             raise InputError(f"the audit says {self._headline} print(audit) shows what to write.")
+        return self
 
     @property
     def _headline(self) -> str:

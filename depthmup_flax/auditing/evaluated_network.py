@@ -146,8 +146,8 @@ def _wanted(
 def _steps(compared: Comparison) -> set[int]:
     """What is added to the stream where a branch evaluates itself at a point between, as in Heun's method.
 
-    It has the branch's factor, and the sum is no residual one. A sum in whose place a product is read
-    (`depthmup_flax.trace.equal_terms`) is none.
+    It has the branch's factor and the stream's shape, unlike a mean that a norm subtracts, and the sum is no residual
+    one. A sum in whose place a product is read (`depthmup_flax.trace.equal_terms`) is none.
     """
     graph = compared.facts.graph
     stream = {residual.shortcut for residual in compared.facts.reading.streams.sums}
@@ -155,7 +155,7 @@ def _steps(compared: Comparison) -> set[int]:
     result: set[int] = set()
     for i, node in enumerate(graph.nodes):
         if needed[i] and node.op in SUMS and i not in compared.facts.nodes and not stream.isdisjoint(node.inputs):
-            result.update(node.inputs)
+            result.update(j for j in node.inputs if graph.nodes[j].shape == node.shape)
     return result
 
 

@@ -46,6 +46,7 @@ class Model:
     other_variables: Mapping[str, str]
     # -> its initial parameters; shapes, if the model was given by them.
     initial: Callable[[], ArrayTree]
+    library: str  # `Adapter.library`; "" of a `ModelFunctions`
 
     def initial_sizes(self, paths: Mapping[str, str]) -> Callable[[], Mapping[str, float]]:
         """A function: path -> root mean square of the initial values at the other path.
@@ -110,6 +111,7 @@ def _traced(
     known: Known,
 ) -> Model:
     adapter = _adapter(model, argument)
+    library = adapter.library if adapter else ""
     try:
         params, state = _shapes(model, adapter, inputs, kwargs)
         leaves, structure = trees.flatten(params, argument)
@@ -128,24 +130,24 @@ def _traced(
         message = lines[0] if lines else ""
         raise InputError(
             f"the call {argument}(x) with x = {shapes_of(inputs)} failed, {type(error).__name__}: "
-            f"{message.rstrip('.')}. {_hint(error, inputs, adapter)}"
+            f"{message.rstrip('.')}. {_hint(error, inputs, library)}"
         ) from error
     shapes = {path: trees.shape_of(leaf) for path, leaf in leaves.items()}
     initial = _initial(model, adapter, inputs, kwargs, params)
-    others = _other_variables(state, graph) if adapter and adapter.library == "nnx" else {}
-    return Model(leaves, structure, shapes, graph, others, initial)
+    others = _other_variables(state, graph) if library == "nnx" else {}
+    return Model(leaves, structure, shapes, graph, others, initial, library)
 
 
-def _hint(error: Exception, inputs: ArrayTree, adapter: Adapter | None) -> str:
+def _hint(error: Exception, inputs: ArrayTree, library: str) -> str:
     """What to write instead of a call that failed."""
-    is_nnx = adapter is not None and adapter.library == "nnx"
-    if is_nnx and any(f"`{name}` argument" in str(error) for name in NNX_MODES):
+    if library == "nnx" and any(f"`{name}` argument" in str(error) for name in NNX_MODES):
         return "Audit an NNX module as you train it: call model.train() and base.train() first."
-    if "argument" in str(error):
+    if isinstance(error, TypeError) and "argument" in str(error):
         return "The parts of a tuple are the model's arguments; audit passes keyword arguments on."
     hint = "x must be what the model is called with in training"
     if any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(inputs)):
-        hint += ": tokens are integers, such as jnp.zeros((1, 64), int)"
+        tokens = "torch.zeros(1, 64, dtype=torch.long)" if library == "torch" else "jnp.zeros((1, 64), int)"
+        hint += f": tokens are integers, such as {tokens}"
     return f"{hint}."
 
 

@@ -16,6 +16,12 @@ from depthmup_flax.rule.parametrization import Role
 from depthmup_flax.trace.facts import Traced
 from depthmup_flax.trace.uses import LOOKUP
 
+# Queries and keys carry the factor of scores whose head size grows, values do not.
+KEEP_HEAD_SIZE = (
+    "Keep the base's head size, with more heads (num_heads = width // head size); or write the factor in the code: "
+    "dm.audit(..., carry=False) prints the line."
+)
+
 
 def notes(
     compared: Comparison,
@@ -33,7 +39,8 @@ def notes(
         *_norms_on_stream(rows),
         *_few_features(rows),
         *_coarse(compared),
-        *_initial_scale(rows, compared.facts),
+        *_in_parts(rows, compared),
+        *_initial_scale(rows, compared),
         *_matrices_in_a_row(compared),
     ]
 
@@ -56,7 +63,7 @@ def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Itera
         yield (
             f"width and depth ratio are both {m:g}, so a factor of the one in place of the other "
             "is not seen, such as residual_multiplier(m). Audit once at another width, too: "
-            f"{m * m:g} times that of the base model."
+            f"{4 if m == 2 else 2} times that of the base model."
         )
     if compared.match.has_one_width and "width" in axes:
         yield (
@@ -81,8 +88,8 @@ def _matrices_in_a_row(compared: Comparison) -> Iterator[str]:
     matrices = max((branch.matrices for branch in compared.facts.branches), default=0)
     if matrices > 1:
         yield (
-            f"branches have {matrices} matrices in a row; arXiv:2603.00541 and CompleteP advise alpha = 1; "
-            "to compare:\nwrite: rule = dm.get_parametrization('completep')"
+            f"branches have {matrices} matrices in a row: keep the default, or compare alpha = 1, which CompleteP "
+            "advises:\nwrite: rule = dm.get_parametrization('completep')"
         )
 
 
@@ -131,21 +138,32 @@ def _narrower(compared: Comparison) -> Iterator[str]:
         yield "the model is narrower than the base model: were model and base swapped?"
 
 
-def _initial_scale(rows: ParameterRows, facts: Traced) -> Iterator[str]:
+def _initial_scale(rows: ParameterRows, compared: Comparison) -> Iterator[str]:
     """The initial scale of readouts and of tables that are looked up."""
+    function, defaults = "rescale_init", ", such as Flax's defaults"
+    call = "params = dm.rescale_init(params, base_params, audit)  # and the optimizer's rule, if you pass one"
+    if compared.match.model.library == "torch":
+        function, defaults = "rescale_init_", ""
+        call = "dm.rescale_init_(model, base, audit)  # and the groups' rule, if you pass one"
     wrong: dict[float, list[str]] = {}
     for row in rows.all:
-        m = _initial_ratio(row, facts)
+        m = _initial_ratio(row, compared.facts)
         if m != 1:
             wrong.setdefault(m, []).append(row.path)
     for m, paths in wrong.items():
         yield (
             f"initial values are not seen. Under muP {summary(paths)} should start with the base "
             f"model's standard deviation, m^1/2 = {m**0.5:.4g} times what initializers of "
-            "1/sqrt(width) give, such as Flax's defaults. rescale_init sets all initial values, "
-            "given those of base:\nwrite: params = dm.rescale_init(params, base_params, audit)  # and "
-            "the optimizer's rule, if you pass one; of torch modules dm.rescale_init_(model, base, audit)"
+            f"1/sqrt(width) give{defaults}. {function} sets all initial values, given those of base:\n"
+            f"write: {call}"
         )
+
+
+def _in_parts(rows: ParameterRows, compared: Comparison) -> Iterator[str]:
+    """What groups of torch's optimizers refuse, and other optimizers take."""
+    paths = [row.path for row in rows.all if row.carried.has_parts]
+    if paths and compared.match.model.library == "torch":
+        yield f"dm.param_groups refuses {summary(paths)}, whose parts carry factors of their own. {KEEP_HEAD_SIZE}"
 
 
 def _initial_ratio(row: Row, facts: Traced) -> float:

@@ -169,9 +169,8 @@ def _require_base(base: Mapping[str, Leaf], info: InfoTree) -> None:
     for path in sorted(shapes.keys() | wanted.keys()):
         if shapes.get(path) != wanted.get(path):
             raise InputError(
-                f"parameter {path!r} of base_params has shape {shapes.get(path)}, but "
-                f"{wanted.get(path)} in the base model of the audit: pass the parameters of that "
-                "one, as in dm.rescale_init(params, base_params, info)."
+                f"parameter {path!r} of the base has shape {shapes.get(path)}, but {wanted.get(path)} in the base "
+                "model of the audit: pass that one, after the model."
             )
 
 
@@ -226,8 +225,7 @@ def _counterparts(
             continue
         raise InputError(
             f"no parameter of the base model corresponds to {path!r} of shape "
-            f"{infos[path].shape}: pass base_params of a model with the base width and the depth "
-            "of this one."
+            f"{infos[path].shape}: pass a base model with the base width and the depth of this one."
         )
     return pairs
 

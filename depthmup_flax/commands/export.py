@@ -25,7 +25,7 @@ from typing import Any
 from depthmup_flax.commands.parser import Parser, names
 from depthmup_flax.util.errors import InputError
 
-_OUTPUTS = re.compile(r"output=0, .*what the model returns\.$")
+_OUTPUTS = re.compile(r"of \(logits, loss\) output=0, .*what the model returns\.$")
 
 
 def define(parser: Parser) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import optax
 
+from depthmup_flax.auditing.notes import KEEP_HEAD_SIZE
 from depthmup_flax.rule import info_trees
 from depthmup_flax.rule.direction_traits import check_direction, described
 from depthmup_flax.rule.optimizer import decay_factor, sgd_direction
@@ -84,7 +85,6 @@ def _number(path: str, factor: Any) -> float:
     if len(values) > 1:
         raise InputError(
             f"parts of {path!r}, such as the queries of a fused matrix, carry factors of their own, and a group of an "
-            "optimizer has one for a tensor. Keep the base's head size, with more heads; or write the factor in the "
-            "code: dm.audit(..., carry=False) prints the line."
+            f"optimizer has one for a tensor. {KEEP_HEAD_SIZE}"
         )
     return float(values[0])

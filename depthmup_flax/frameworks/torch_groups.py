@@ -185,11 +185,17 @@ def _require_decay_to_zero(info: InfoTree) -> None:
             )
 
 
+_RESCALE = (
+    "Call dm.rescale_init_(model, base, audit, rule) once on the fresh module, with this rule; after a second call, "
+    "build the module anew"
+)
+
+
 def _require_rescaled(parameters: Mapping[str, Any], info: InfoTree, rule: Parametrization) -> None:
     """Raises `InputError` if `rescale_init_` was not called. Values that are sharded or absent are not judged."""
     if all(map(_has_values, parameters.values())):
         arrays = {name: values_of(parameter) for name, parameter in parameters.items()}
-        info_trees.require_rescaled(info, arrays, rule)
+        info_trees.require_rescaled(info, arrays, rule, _RESCALE)
 
 
 def _has_values(parameter: Any) -> bool:

@@ -141,15 +141,38 @@ def torch_module(module: Any) -> Adapter:
         args, named = _arguments(module, inputs)
         constants = {name: _constant(buffer, state.get(name)) for name, buffer in buffers.items()}
         kwargs = {**named, **{name: _converted(value) for name, value in call.kwargs.items()}}
-        weights, args, kwargs = env.j2t_iso(({**constants, **arrays}, args, kwargs))
+        given = env.j2t_iso(({**constants, **arrays}, args, kwargs))
         on_jax = torch.device(_DEVICE)  # also what the code makes without naming a device
-        with _as_in_training(module), _as_torchax_says(), env, on_jax, torch.no_grad():
-            outputs = torch.func.functional_call(module, weights, args, kwargs)
+        try:
+            with _as_in_training(module), _as_torchax_says(), env, on_jax, torch.no_grad():
+                outputs = torch.func.functional_call(module, *given)
+        except InputError:
+            raise
+        except Exception as error:
+            raise (_error_of_torch(module, args, kwargs) or error) from error
         return _arrays(env, outputs), state
 
     shapes = {name: abstract(parameter) for name, parameter in params.items()}
     unknown = {name: abstract(buffer) for name, buffer in buffers.items() if buffer.is_meta}
     return Adapter("torch", module, init, apply, held=(shapes, unknown))
+
+
+def _error_of_torch(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+    """What torch itself raises in a call that torchax could not make, if it raises; of shapes alone."""
+    import torch
+
+    def on_meta(x: Any) -> Any:
+        dtype = getattr(torch, str(getattr(x, "dtype", None)), None)
+        return torch.empty(x.shape, dtype=dtype, device="meta") if dtype else x
+
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {name: tensor.detach().to("meta") for name, tensor in held.items()}
+    try:
+        with _as_in_training(module), torch.device("meta"), torch.no_grad():
+            torch.func.functional_call(module, weights, *jax.tree.map(on_meta, (args, kwargs)))
+    except Exception as error:
+        return None if "meta" in str(error).lower() else error  # that of an operator without shapes
+    return None
 
 
 def parameters_by_name(module: Any) -> dict[str, Any]:

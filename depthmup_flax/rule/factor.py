@@ -59,6 +59,11 @@ class Factor:
         """Whether it is 1 under every rule."""
         return all(_is_number(value) and value == field.default for field, value in self._items())
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether blocks of a parameter have numbers of their own."""
+        return not all(_is_number(value) for _, value in self._items())
+
     def under(self, rule: Exponents, shape: tuple[int, ...] = ()) -> Any:
         """The number under a rule, or an array that broadcasts against ``shape``; traced if the rule's fields are."""
         powers = (

@@ -311,11 +311,18 @@ _SAMPLING_ERRORS = 4  # standard errors that are allowed
 _LEAST_TOLERANCE = 0.2  # of a logarithm: how far initial values may be from those that the rule wants
 
 
-def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -> None:
+_RESCALE = (
+    "Call params = dm.rescale_init(params, base_params, audit, rule) before the optimizer's init, with this rule (or "
+    "of an NNX model nnx.update(model, dm.rescale_init(model, ...)))"
+)
+
+
+def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization, remedy: str = _RESCALE) -> None:
     """Raises `InputError` if parameters that carry a factor have not the initial values that the rule wants.
 
     Root mean squares are compared with those of the base model's initial values, times `Parametrization.init_ratio` and
     the factor. Values that are traced, or a base model given by shapes alone, cannot be judged, which is logged once.
+    ``remedy`` is the error's sentence about what to call.
     """
     record = audit_of(info)
     carriers = {path: leaf for path, leaf in flatten_info(info).items() if leaf.carries}
@@ -346,11 +353,8 @@ def require_rescaled(info: InfoTree, params: ArrayTree, rule: Parametrization) -
             carried = root_mean_square(x)
             raise InputError(
                 f"{path!r} carries a factor that is not in the code, so it must start at other values: its root mean "
-                f"square is {carried:.3g}, {size / wanted:.3g} times what the rule wants. Call params = "
-                "dm.rescale_init(params, base_params, audit, rule) before the optimizer's init, with this rule "
-                "(or of an NNX model nnx.update(model, dm.rescale_init(model, ...)), of a torch module "
-                "dm.rescale_init_(module, base, audit, rule)). If an earlier run has trained "
-                "these parameters, pass dm.rescaled_before(audit) to the optimizer or its groups."
+                f"square is {carried:.3g}, {size / wanted:.3g} times what the rule wants. {remedy}. If an earlier run "
+                "has trained these parameters, pass dm.rescaled_before(audit) in place of audit."
             )
 
     map_info(look, info, params)

@@ -58,7 +58,7 @@ def trace(
     number = len(closed.jaxpr.outvars)
     if number != 1:
         raise InputError(
-            f"the model returns {number} arrays: name those that the loss reads, such as output=0, "
+            f"the model returns {number} arrays: name those that the loss reads, such as of (logits, loss) output=0, "
             "output='logits', output=('policy', 'value') or a function of what the model returns."
         )
     graph = Graph()

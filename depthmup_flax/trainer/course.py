@@ -13,21 +13,20 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from depthmup_flax.config.fields import get_field
-from depthmup_flax.config.rescaling import rescale_target, tuned_hyperparameters
 from depthmup_flax.rule.measures import COUNT, GRADIENT, PARAMETER, RELATIVE, RULE, UPDATE
 from depthmup_flax.rule.recorded import BASE, LOSS, NUMBERS, STEP, recorded_columns
 from depthmup_flax.storage.files import as_path, read_json, write_atomically
 from depthmup_flax.storage.run_hash import differences
 from depthmup_flax.trainer.comparison import LIMITS, RATE, Columns, Comparison, kind_of, of_a_tensor
-from depthmup_flax.trainer.engine.config_optimizer import learning_rate
 from depthmup_flax.util.errors import InputError, listed, without_token
 from depthmup_flax.util.types import Json
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,12 @@ def save_course(directory: str | os.PathLike[str], opt_state: Any) -> None:
 
 
 def compared(reference: Json, run: Json) -> Comparison:
-    """`compare_runs` of two contents of ``course.json``."""
+    """`compare_runs` of two contents of ``course.json``, of runs of this trainer."""
+    from ml_collections import ConfigDict  # here, as a record of a loop of your own needs no extra
+
+    from depthmup_flax.config.fields import get_field
+    from depthmup_flax.config.rescaling import rescale_target, tuned_hyperparameters
+
     theirs, ours = ConfigDict(reference["config"]), ConfigDict(run["config"])
     # Another session's name of the same object has another token.
     named = lambda value: without_token(value) if isinstance(value, str) else value
@@ -119,6 +123,8 @@ def compared(reference: Json, run: Json) -> Comparison:
 
 def rates(config: ConfigDict, total_steps: int, steps: Sequence[int]) -> list[float]:
     """The learning rate of each of ``steps``, counted from 1."""
+    from depthmup_flax.trainer.engine.config_optimizer import learning_rate
+
     return [float(f"{rate:.6g}") for rate in np.asarray(learning_rate(config, total_steps)(np.array(steps) - 1))]
 
 

@@ -505,7 +505,7 @@ def test_the_verdict_has_three_values_and_is_the_first_line():
     assert {verdict: result.verdict for verdict, result in results.items()} == {v: v for v in results}
     assert [bool(result) for result in results.values()] == [result.ok for result in results.values()]
     assert all(str(result).startswith(f"{verdict}: ") for verdict, result in results.items())
-    right.require()
+    assert right.require() is right
     with pytest.raises(InputError, match="missing: readout_not_scaled"):
         wrong.require()
     with pytest.raises(InputError, match="not judged: sizes"):
@@ -570,7 +570,7 @@ def test_an_initial_value_without_an_equal_layer_in_the_base_model_is_refused():
     params, base_params = (
         jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes_of(net, IMAGES)) for net in (model, base)
     )
-    with pytest.raises(InputError, match=r"corresponds to 'stage1_block1_conv1/kernel' of shape .*: pass base_params"):
+    with pytest.raises(InputError, match=r"corresponds to 'stage1_block1_conv1/kernel' of shape .*: pass a base model"):
         rescale_init(params, base_params, audit(model, base, IMAGES).info, RULE)
 
 

@@ -407,7 +407,7 @@ def test_traced_initial_values_are_not_judged_which_is_said_once(caplog):
 def test_parameters_of_another_base_are_refused():
     params, info = initial(untied, SIZE), audited(untied, False).info
     for base in (params, initial(untied, (SIZE[0], BASE[1])), initial(untied, (2 * BASE[0], BASE[1]))):
-        with pytest.raises(InputError, match="base_params has shape"):
+        with pytest.raises(InputError, match="of the base has shape"):
             dm.rescale_init(params, base, info, RULE)
     dm.rescale_init(params, initial(untied, BASE), info, RULE)
 

@@ -221,3 +221,29 @@ def test_rounding_that_a_batch_average_magnifies_is_no_missing_factor(monkeypatc
     assert any("rounding" in note for note in right.notes)
     monkeypatch.setattr(evaluated_network, "_OF_ROUNDING", 0)
     assert [finding.name for finding in dm.audit(averaged(24, 4), averaged(8, 2), X).not_judged] == ["outputs"]
+
+
+def test_the_mean_of_a_norm_is_no_step_of_a_branch_where_a_width_and_the_depth_have_one_factor():
+    """With m = 2 and r = 4 the mean's 1/m is r^-1/2, which once halved the mean in the network that the rule wants."""
+
+    def normed(width, depth):
+        shapes = {"stem": (5, width), "head": (width, 3)} | {f"layer_{i}": (width, width) for i in range(depth)}
+
+        def apply(p, x):
+            h = x @ p["stem"]
+            for i in range(depth):
+                y = h - jnp.mean(h, -1, keepdims=True)
+                h = h + jax.nn.gelu(y / jnp.sqrt(jnp.mean(y**2, -1, keepdims=True))) @ p[f"layer_{i}"]
+            return h @ p["head"]
+
+        return apply, {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+    result = dm.audit(normed(16, 8), normed(8, 2), X)
+    assert result.ok, str(result)
+    assert not any("outputs" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("ratio", "advised"), [(2, 4), (4, 2)])
+def test_where_width_and_depth_ratio_are_equal_a_small_other_width_is_advised(ratio, advised):
+    notes = dm.audit(pair(8 * ratio, 2 * ratio), pair(8, 2), X).notes
+    assert any(f"both {ratio}," in note and f"{advised} times that of the base" in note for note in notes)

@@ -367,12 +367,15 @@ SCHEDULERS = {
     "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=[group["lr"] for group in optimizer.param_groups], total_steps=8
     ),
+    "one cycle of one rate": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=8),
     "cosine with a floor": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8, eta_min=1e-4),
 }
 
+ABSOLUTE = ("one cycle of one rate", "cosine with a floor")
+
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_one_with_a_floor_does_not(sizes, name):
+def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_absolute_rates_do_not(sizes, name):
     model, base, audit = copy.deepcopy(sizes[0]), sizes[1], sizes[2]
     dm.rescale_init_(model, base, audit)
     optimizer = torch.optim.AdamW(dm.param_groups(model, audit, learning_rate=1e-3))
@@ -381,7 +384,7 @@ def test_schedulers_that_multiply_keep_the_rates_in_proportion_and_one_with_a_fl
         optimizer.step()
         scheduler.step()
     rates = [group["lr"] / group["lr_factor"] for group in optimizer.param_groups]
-    assert (max(rates) == pytest.approx(min(rates))) == (name != "cosine with a floor")
+    assert (max(rates) == pytest.approx(min(rates))) == (name not in ABSOLUTE)
 
 
 def test_the_clipping_threshold_does_not_depend_on_carried_factors(sizes):
@@ -400,6 +403,65 @@ def test_the_clipping_threshold_does_not_depend_on_carried_factors(sizes):
     total = sum(float((scales[name] * p.grad).square().sum()) for name, p in hand.named_parameters())
     count = sum(p.numel() for p in hand.parameters())
     assert rms.item() == pytest.approx((total / count) ** 0.5, rel=1e-4)
+
+
+def test_layer_norms_are_ok_where_a_factor_of_the_width_is_one_of_the_depth():
+    """At twice the width and 4 times the depth, as 1/m is r^-1/2; torchax's norms subtract a mean."""
+    audit = dm.audit(Net(16, 8), Net(8, 2), torch.ones(3, 6))
+    assert audit.ok, str(audit)
+
+
+class Heads(nn.Module):
+    """Attention with positions."""
+
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.stem, self.positions = nn.Linear(6, width), nn.Parameter(0.02 * torch.randn(4, width))
+        self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x):
+        h = self.stem(x) + self.positions
+        return self.head(h + self.attention(h, h, h, need_weights=False)[0])
+
+
+def test_an_audit_says_which_parameters_groups_refuse_and_why():
+    x = torch.ones(2, 4, 6)
+    right, wrong = (dm.audit(Heads(16, heads), Heads(8, 2), x, axes="width") for heads in (4, 2))
+    assert right.ok
+    assert wrong.ok
+    assert "param_groups" not in str(right)
+    assert "param_groups refuses attention.in_proj_bias, attention.in_proj_weight" in str(wrong)
+    with pytest.raises(dm.InputError, match=r"in_proj_bias.*num_heads = width // head size"):
+        dm.param_groups(Heads(16, 2), wrong, learning_rate=1e-3)
+
+
+def test_notes_and_errors_about_torch_name_torchs_functions_alone():
+    model, base = Parts(16, 4), Parts(8, 2)
+    audit = dm.audit(model, base, torch.zeros(3, 4, dtype=torch.long), output="logits")
+    dm.rescale_init_(model, base, audit)
+    dm.rescale_init_(model, base, audit)
+    with pytest.raises(dm.InputError) as twice:
+        dm.param_groups(model, audit, learning_rate=1e-3)
+    tokens = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+    with pytest.raises(dm.InputError) as floats:
+        dm.audit(tokens, tokens, torch.ones(1, 4))
+    texts = [str(audit), *map(str, (twice.value, floats.value))]
+    for text, own in zip(texts, ["dm.rescale_init_(model, base, audit)", "second call", "torch.zeros"], strict=True):
+        assert own in text
+        for word in ("rescale_init(", "Flax", "nnx", "jnp"):
+            assert word not in text
+
+
+def test_swapped_modules_are_said_to_be_swapped(sizes):
+    model, base, audit = sizes
+    with pytest.raises(dm.InputError, match="swapped"):
+        dm.rescale_init_(base, model, audit)
+
+
+def test_a_call_that_fails_in_torch_too_has_torchs_message():
+    with pytest.raises(dm.InputError, match=r"RuntimeError: .*\b5\b"):
+        dm.audit(Heads(16, 4), Heads(8, 2), torch.ones(2, 5, 6))
 
 
 def test_the_example_learns():
