@@ -437,7 +437,7 @@ def test_an_audit_says_which_parameters_groups_refuse_and_why():
 
 
 def test_notes_and_errors_about_torch_name_torchs_functions_alone():
-    model, base = Parts(16, 4), Parts(8, 2)
+    model, base = Parts(128, 4), Parts(32, 2)
     audit = dm.audit(model, base, torch.zeros(3, 4, dtype=torch.long), output="logits")
     dm.rescale_init_(model, base, audit)
     dm.rescale_init_(model, base, audit)
