@@ -59,11 +59,13 @@ def _corrected(corrections: Sequence[Correction]) -> Iterator[str]:
 
 def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Iterator[str]:
     """What both models have in common: there factors are 1, or those of width and depth equal."""
-    if m != 1 and close(m, compared.r):
+    equal = f"width and depth ratio are both {m:g}"
+    if not close(m, compared.r):
+        equal = f"the width ratio, {m:g}, is the root of the depth ratio, {compared.r:g}"
+    if m != 1 and (close(m, compared.r) or close(m * m, compared.r)):
         yield (
-            f"width and depth ratio are both {m:g}, so a factor of the one in place of the other "
-            "is not seen, such as residual_multiplier(m). Audit once at another width, too: "
-            f"{4 if m == 2 else 2} times that of the base model."
+            f"{equal}, so a factor of the one in place of the other is not seen, such as residual_multiplier(m). "
+            f"Audit once at another width, too: {4 if m == 2 else 2} times that of the base model."
         )
     if compared.match.has_one_width and "width" in axes:
         yield (
