@@ -194,6 +194,22 @@ def widths_power() -> dict[str, float]:
     return {name: float(np.polyfit(x, np.log([np.mean(row["values"][name]) for row in rows]), 1)[0]) for name in names}
 
 
+def diversity_slopes() -> dict[tuple[str, str, int], float]:
+    """Slopes of distances of features over eps to 1/8 after the last step, at the size of TP6 Fig. 17 to 19.
+
+    Rule, nonlinearity and depth -> the mean over seeds of least squares between logarithms.
+    """
+    with gzip.open(HERE / "records" / "diversity-paper" / "records.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    found = {}
+    for row in rows:
+        eps, distances = np.array(row["values"]["fractions"]), np.array(row["values"]["distances"])[:, -1]
+        near = eps <= 1 / 8
+        slopes = [np.polyfit(np.log(eps[near]), np.log(seed[near]), 1)[0] for seed in distances]
+        found[tuple(row["case"].values())] = float(np.mean(slopes))
+    return found
+
+
 def main() -> None:
     """Prints all."""
     for (records, words), measure in CLAIMS.items():
@@ -204,6 +220,7 @@ def main() -> None:
     for key, (seeds, best, loss) in papers_size().items():
         print(*key, f"n = {seeds}, best rate 2^{best:.1f}, lowest loss {loss:.3f}", sep=", ")
     print(widths_power())
+    print(diversity_slopes())
 
 
 if __name__ == "__main__":

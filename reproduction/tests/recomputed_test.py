@@ -44,3 +44,11 @@ def test_the_power_of_the_width_is_that_of_the_report():
         if "over width " in line and "+-" in line
     ]
     assert powers == pytest.approx(list(recomputed.widths_power().values()), abs=0.02)
+
+
+def test_slopes_of_features_distances_at_the_papers_size_are_those_of_the_report():
+    report = (recomputed.HERE / "records" / "diversity-paper" / "report.txt").read_text()
+    after = [line for line in report.partition("slope minus")[0].splitlines() if " 1000 " in line]
+    printed = [float(number) for line in after for number in re.findall(r"(0\.\d+) ±", line)]
+    assert len(printed) == 6
+    assert printed == pytest.approx(list(recomputed.diversity_slopes().values()), abs=0.001)
