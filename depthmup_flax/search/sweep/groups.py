@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -32,6 +32,8 @@ class Group:
     experiment: Experiment  # of the first run
     runs: list[Run]  # those of this shard
     label: str  # the other values, for people
+    # Hyperparameters in which runs that are added may differ: data of a program, also where these runs agree.
+    free: Collection[str] = ()
 
     @functools.cached_property
     def step_flops(self) -> int:
@@ -65,7 +67,7 @@ def plan(config: ConfigDict, runs: Sequence[Run], load: Callable[[ConfigDict], D
             if not values:
                 raise
             raise InputError(f"in the runs with {label}: {error}") from error
-        groups.append(Group(experiment, group_runs, label))
+        groups.append(Group(experiment, group_runs, label, free=tuple(first.point) if config.extend else ()))
     return groups
 
 

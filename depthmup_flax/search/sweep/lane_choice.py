@@ -26,8 +26,8 @@ T = TypeVar("T")
 class GroupPrograms:
     """Compiles programs for a group, each once. They depend on the whole group: a restart compiles the same ones.
 
-    The sweep's axes are data, also where this group has one value: other groups may train in the programs, too
-    (`serves`). For ``mesh`` and ``data`` see `LaneProgram`; ``compiled`` holds the programs by the arguments of `get`.
+    Groups that are added later may train in them, too (`serves`). For ``mesh`` and ``data`` see `LaneProgram`;
+    ``compiled`` holds the programs by the arguments of `get`.
     """
 
     def __init__(self, group: Group, mesh: Mesh, data: Batch | None) -> None:
@@ -38,8 +38,8 @@ class GroupPrograms:
         """The program with ``per_device`` lanes on each device, all of one seed or of any."""
         key = per_device, one_seed
         if key not in self.compiled:
-            runs = self.group.runs
-            self.compiled[key] = LaneProgram(self.experiment, runs, self.mesh, *key, self._data, free=runs[0].point)
+            group = self.group
+            self.compiled[key] = LaneProgram(self.experiment, group.runs, self.mesh, *key, self._data, free=group.free)
         return self.compiled[key]
 
     def for_runs(self, runs: Sequence[LaneRun], per_device: int) -> LaneProgram:
@@ -97,7 +97,7 @@ def serves(earlier: Group, group: Group, mesh: Mesh, lanes: int | None) -> bool:
     room, or empty lanes would compute more than a compilation costs. By the groups alone, as in `choose_program`, whose
     ``lanes`` this takes.
     """
-    constants = {name: value for name, value in _agreed(earlier.runs).items() if name not in earlier.runs[0].point}
+    constants = {name: value for name, value in _agreed(earlier.runs).items() if name not in earlier.free}
     if _seeds(group) > _seeds(earlier) or not constants.items() <= _agreed(group.runs).items():
         return False
     at_once = _most_lanes(earlier, mesh, lanes)

@@ -65,10 +65,9 @@ def group_of(points, flops=1e5, steps=500):
     runs = []
     for point in points:
         values = dict(zip(names, point, strict=True))
-        axes = {"rate": values["rate"], "seed": values["seed"]}
-        runs.append(types.SimpleNamespace(hyperparameters=values, seed=values["seed"], point=axes))
+        runs.append(types.SimpleNamespace(hyperparameters=values, seed=values["seed"]))
     experiment = types.SimpleNamespace(convolves=False, total_steps=steps)
-    return types.SimpleNamespace(runs=runs, experiment=experiment, step_flops=flops)
+    return types.SimpleNamespace(runs=runs, experiment=experiment, step_flops=flops, free=("rate", "seed"))
 
 
 GRID = [(rate, 0.9, seed) for rate in (1, 2, 4, 8) for seed in (0, 1)]
