@@ -75,8 +75,7 @@ def marked(program):
 
 @pytest.mark.parametrize("program", [marked(p) for p in PROGRAMS], ids=lambda p: p.splitlines()[-1])
 def test_every_block_runs_alone_and_prints_what_the_page_shows(program, files, capsys):
-    run(
-        program.replace("depths=(4, 16), say=print", "widths=(128, 512), depths=(4, 6), say=print")
-    )  # the widths of the page
+    # A check has the page's widths, and fewer layers.
+    run(program.replace("depths=(4, 16), say=print", "widths=(128, 512), depths=(4, 6), say=print"))
     if program in SHOWN:
         assert not lines_shown(program, capsys.readouterr().out)
