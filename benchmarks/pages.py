@@ -57,12 +57,11 @@ def _estimated_on_gpu(result: Json) -> str:
 
 
 def _on_tpu(result: Json) -> str:
-    """The estimates of `benchmarks.tpu`: a row for each network, a column for each form."""
-    networks: dict[str, Json] = {}
+    """The estimates of `benchmarks.tpu`: a row for each network, a column for this package and one for plain Flax."""
+    forms, networks = ("ours", "plain Flax"), dict[str, Json]()
     for name, cell in result["cells"].items():
         title, _, form = name.rpartition(": ")
         networks.setdefault(title, {})[form] = cell
-    forms = sorted({form for cells in networks.values() for form in cells})
     facts = "ms, of them in kernels; share of the peak; GiB; compiled in s"
     titles = ["a chip of v5e", "products at the peak, ms", *(f"{form}: {facts}" for form in forms)]
     lines = [_cells(titles), _cells(["---"] * len(titles), space="")]
