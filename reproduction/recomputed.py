@@ -28,8 +28,13 @@ SIZES = {(1, 4): "depth x4", (4, 4): "both x4", (1, 16): "depth x16"}  # the pro
 
 def read(directory: pathlib.Path) -> tuple[dict, list[dict]]:
     """A sweep's description and its records."""
+    return json.loads((directory / "sweep.json").read_text()), records_of(directory)
+
+
+def records_of(directory: pathlib.Path) -> list[dict]:
+    """The records of a sweep or of a limit."""
     with gzip.open(directory / "records.jsonl.gz", "rt") as lines:
-        return json.loads((directory / "sweep.json").read_text()), [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines]
 
 
 def loss_of(record: dict) -> float:
@@ -186,8 +191,7 @@ def papers_size() -> dict[tuple[str, str, int], tuple[int, float, float]]:
 
 def widths_power() -> dict[str, float]:
     """Power of the width of the square errors of linear networks of the paper's size, by least squares."""
-    with gzip.open(HERE / "records" / "linear_limit-paper" / "records.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = records_of(HERE / "records" / "linear_limit-paper")
     rows = [row for row in rows if row["case"]["what"] == "networks" and row["case"]["depth"] == 64]
     x = np.log([row["case"]["width"] for row in rows])
     names = "square_errors", "square_errors_outputs"
@@ -199,10 +203,8 @@ def diversity_slopes() -> dict[tuple[str, str, int], float]:
 
     Rule, nonlinearity and depth -> the mean over seeds of least squares between logarithms.
     """
-    with gzip.open(HERE / "records" / "diversity-paper" / "records.jsonl.gz", "rt") as lines:
-        rows = [json.loads(line) for line in lines]
     found = {}
-    for row in rows:
+    for row in records_of(HERE / "records" / "diversity-paper"):
         eps, distances = np.array(row["values"]["fractions"]), np.array(row["values"]["distances"])[:, -1]
         near = eps <= 1 / 8
         slopes = [np.polyfit(np.log(eps[near]), np.log(seed[near]), 1)[0] for seed in distances]

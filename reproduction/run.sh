@@ -46,10 +46,11 @@ run_limit() {
 run_sweep() {
   local data=() figure figures recorded=
   [ ! -e "$workdir/sweep.json" ] || recorded=$(sed -En 's/^ *"name": "(text|folder):(.*)",?$/\2/p' "$workdir/sweep.json")
+  local text=${TEXT:-${recorded:-tinyshakespeare.txt}}
+  [ "$scale" != smoke ] || text=README.md
   case $name:$scale in
-    megatron*:smoke | muon_gpt:smoke | which_exponent_gpt:smoke | which_preset:smoke | stream_dtype:smoke) data=("--config.base.data.name=text:README.md") ;;
+    megatron* | muon_gpt:* | which_exponent_gpt:* | which_preset:* | stream_dtype:*) data=("--config.base.data.name=text:$text") ;;
     *:smoke | digits:*) ;;
-    megatron* | muon_gpt:* | which_exponent_gpt:* | which_preset:* | stream_dtype:*) data=("--config.base.data.name=text:${TEXT:-${recorded:-tinyshakespeare.txt}}") ;;
     imagenet:*) data=("--config.base.data.name=folder:${TINY_IMAGENET:-${recorded:-tiny-imagenet-200}}") ;;
     *) data=("--config.base.data.data_dir=${DATA_DIR:-}") ;;
   esac

@@ -32,9 +32,8 @@ _MULTIPLIER = 0.7  # the rule's a: parameters must carry it once
 _TRIES = 4  # smaller and smaller parameters, as streams without a norm overflow
 _TOLERANCE = 2e-4  # relative to the largest output; rounding makes less than 1e-6 in the zoo
 _TOLERANCE_OF_16_BITS = 5e-2
-_OF_ROUNDING = (
-    4  # times what rounded parameters change: an average over a batch of nearly equal rows magnifies rounding
-)
+# Times what rounded parameters change: an average over a batch of nearly equal rows magnifies rounding.
+_OF_ROUNDING = 4
 _MOST_EPSILON = 1e-3
 _OF_EPSILON = 1e-4
 
@@ -70,12 +69,13 @@ def unlike_outputs(
     steps = _steps(compared)
     numbers = [each for each in numbers if not (each.node in steps and _is_of_branch(compared, each))]
     epsilons = smaller_epsilons(graph)
-    given, right = _finite(compared, epsilons | _together(wanted, numbers))
+    factors = epsilons | _together(wanted, numbers)
+    given, right = _finite(compared, factors)
     found = _output(graph, _with_carried(graph, given, infos, rule), epsilons)
     error = _distance(found, right)
     if error < _tolerance(graph):
         return None
-    rounded = _distance(_output(graph, _rounded_otherwise(given), epsilons | _together(wanted, numbers)), right)
+    rounded = _distance(_output(graph, _rounded_otherwise(given), factors), right)
     if error < _OF_ROUNDING * rounded:
         raise NotEvaluated(f"rounding of parameters changes them by {100 * rounded:.1g} %")
 

@@ -59,10 +59,12 @@ def _corrected(corrections: Sequence[Correction]) -> Iterator[str]:
 
 def _equal_sizes(compared: Comparison, axes: Collection[str], m: float) -> Iterator[str]:
     """What both models have in common: there factors are 1, or those of width and depth equal."""
-    equal = f"width and depth ratio are both {m:g}"
-    if not close(m, compared.r):
+    equal = ""
+    if m != 1 and close(m, compared.r):
+        equal = f"width and depth ratio are both {m:g}"
+    elif m != 1 and close(m * m, compared.r):
         equal = f"the width ratio, {m:g}, is the root of the depth ratio, {compared.r:g}"
-    if m != 1 and (close(m, compared.r) or close(m * m, compared.r)):
+    if equal:
         yield (
             f"{equal}, so a factor of the one in place of the other is not seen, such as residual_multiplier(m). "
             f"Audit once at another width, too: {4 if m == 2 else 2} times that of the base model."

@@ -87,10 +87,10 @@ def compile_sweep(
       lanes: on each device; 0: one for each run; ``None``: the largest number that a sweep would try and that fits.
       memory: bytes of a device; ``None`` if not known.
     """
-    _announce(devices)
     group = max(plan(config, expand(config), load), key=lambda group: group.experiment.cost)
     mesh = lane_mesh(devices)
     data = abstract_train_data(group.experiment.dataset, mesh)
+    _announce(devices)
     programs = lane_choice.GroupPrograms(group, mesh, data)
     most = math.ceil(len(group.runs) / mesh.size)
     started = time.perf_counter()
